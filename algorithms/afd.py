@@ -71,7 +71,7 @@ class ScoredUnits(SubModelPolicy):
     score_floor: Positive = 0.01
 
     def init(self, context: ServerContext) -> State:
-        """No losses and no scores yet.
+        """Return the state before any loss or score.
 
         Raises:
             ConfigError: The network lists no units that can be left out.
@@ -103,7 +103,7 @@ class ScoredUnits(SubModelPolicy):
         return {k: parts[self._owner(k)] for k in context.cohort}, {**state, "drawn": drawn, "reused": reused}
 
     def _draw(self, groups: Sequence[UnitGroup], scores_U: Tensor | None, generator: np.random.Generator) -> Tensor:
-        """Which units are in (bool [U])."""
+        """Draw the units of a sub-model (bool [U])."""
         sizes = [group.size for group in groups]
         scores = np.zeros(sum(sizes)) if scores_U is None else scores_U.numpy()
         weights = np.split(scores + self.score_floor, np.cumsum(sizes)[:-1])
@@ -132,7 +132,7 @@ class ScoredUnits(SubModelPolicy):
         return {**state, "known": records}
 
     def _judged(self, old: State, units_U: Tensor, loss: float) -> State:
-        """An owner's map, units and loss after a round."""
+        """Return an owner's map, units and loss after a round."""
         if old is None:
             return {
                 "scores": torch.zeros(len(units_U), dtype=torch.float64),
@@ -147,7 +147,7 @@ class ScoredUnits(SubModelPolicy):
         return {"scores": scores, "units": units_U, "loss": loss, "reuse": fell}
 
     def report(self, state: State) -> ComponentReport:
-        """The share of the round's clients that train the units of their last round again."""
+        """Return the share of the round's clients that train the units of their last round again."""
         return ComponentReport(metrics={"dropout_reused": state["reused"]})
 
 

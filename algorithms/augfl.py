@@ -53,7 +53,7 @@ _CLIENTS = "augfl_clients"
 
 
 def halves(inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A batch's support and query samples; a single sample is both."""
+    """Return a batch's support and query samples; a single sample is both."""
     cut = (len(targets) + 1) // 2
     query = slice(cut if len(targets) > 1 else 0, None)
     return (inputs[:cut], targets[:cut]), (inputs[query], targets[query])
@@ -121,7 +121,7 @@ class MetaStep(LocalTerm):
 
 
 def _gradients_of(step: LocalStep) -> Callable[[ParamTree, tuple[Tensor, Tensor]], ParamTree]:
-    """Gradients of the mean cross-entropy at other params; the client's statistics stay as they are."""
+    """Return gradients of the mean cross-entropy at other params; the client's statistics stay as they are."""
 
     def at(params: ParamTree, samples: tuple[Tensor, Tensor]) -> ParamTree:
         leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
@@ -160,7 +160,7 @@ class Transfer(Refinement):
     teacher_steps: Count = 500
 
     def init(self, context: ServerContext) -> State:
-        """No teacher yet.
+        """Return the state before the first teacher.
 
         Raises:
             ConfigError: The server has no labelled samples.
@@ -202,7 +202,7 @@ class Transfer(Refinement):
         return student.vector()
 
     def _distance(self, teacher: Tensor, sync: SyncContext) -> tuple[float, Tensor]:
-        """R and its gradient [P]."""
+        """Return R and its gradient [P]."""
         inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
         device = torch.device(sync.device)
         index = next(batches(len(inputs), self.server_batch, sync.stream.child("transfer")))
@@ -222,7 +222,7 @@ class Transfer(Refinement):
         return float(distance.detach()), torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu()
 
     def report(self, state: State) -> ComponentReport:
-        """R before the step."""
+        """Return R before the step."""
         return ComponentReport(metrics={} if state["distance"] is None else {"transfer_distance": state["distance"]})
 
 

@@ -46,7 +46,7 @@ Fisher = Literal["batch", "sample"]
 
 
 def class_means(features_BD: Tensor, targets_B: Tensor) -> dict[int, Tensor]:
-    """The mean of the features [D] of each class that occurs."""
+    """Return the mean of the features [D] of each class that occurs."""
     return {label: features_BD[targets_B == label].mean(dim=0) for label in sorted(set(targets_B.tolist()))}
 
 

@@ -127,7 +127,7 @@ class BayesianEnsemble(Refinement):
         return refined, {"loss": sum(losses) / len(losses)}
 
     def _targets(self, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
-        """The teachers' sharpened mean probabilities [B, C]."""
+        """Return the teachers' sharpened mean probabilities [B, C]."""
         logits = [ensemble_logits(updates, sync, inputs)] if self.with_clients else []
         full = ([vector] if self.with_average else []) + self._drawn(vector, updates, sync)
         if full:
@@ -151,7 +151,7 @@ class BayesianEnsemble(Refinement):
     def draws(
         self, models_MP: Tensor, samples_M: Tensor, *, start: Tensor, shapes: list[int], stream: Stream
     ) -> Tensor:
-        """Parameters [samples, P] drawn from the posterior.
+        """Return parameters [samples, P] drawn from the posterior.
 
         Args:
             models_MP: The clients' parameters.
@@ -182,7 +182,7 @@ class BayesianEnsemble(Refinement):
         return start.double() + torch.cat(parts, dim=1)
 
     def report(self, state: State) -> ComponentReport:
-        """The mean loss of the round's distillation."""
+        """Return the mean loss of the round's distillation."""
         return ComponentReport(metrics={} if state["loss"] is None else {"distillation_loss": state["loss"]})
 
 

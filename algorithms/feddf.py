@@ -68,7 +68,7 @@ class Distilled(Refinement):
     batch_norm: BatchNorm = "proxy"
 
     def init(self, context: ServerContext) -> State:
-        """Nothing distilled yet.
+        """Return the state before the first distillation.
 
         Raises:
             ConfigError: Data is needed but not there.
@@ -114,7 +114,7 @@ class Distilled(Refinement):
         return best_vector, {"loss": sum(losses) / len(losses), "steps": len(losses)}
 
     def report(self, state: State) -> ComponentReport:
-        """The mean loss of the round's distillation, and how long it was."""
+        """Return the mean loss of the round's distillation, and how long it was."""
         if state["loss"] is None:
             return ComponentReport()
         return ComponentReport(metrics={"distillation_loss": state["loss"], "distillation_steps": state["steps"]})

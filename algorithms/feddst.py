@@ -67,7 +67,7 @@ class AdjustableMask(ElementMask):
 
 
 def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[float]:
-    """Shares of alive weights by layer, proportional to the sum of its weight's sides over their product.
+    """Return shares of alive weights by layer, proportional to the sum of its weight's sides over their product.
 
     Layers that would have more than all of their weights are dense, and the others share what is left.
 
@@ -90,7 +90,7 @@ def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[flo
 
 
 def moved_weights(mask_n: Tensor, values_n: Tensor, gradient_n: Tensor, share: float) -> Tensor:
-    """A layer's mask after its smallest alive weights gave way to as many dead ones of large gradient (bool [n])."""
+    """Return a layer's mask with its smallest alive weights exchanged for dead ones of large gradient (bool [n])."""
     number = min(int(share * int(mask_n.sum()) + 0.5), int((~mask_n).sum()))
     if not number:
         return mask_n
@@ -143,7 +143,7 @@ class MeanOfSentMasks(ServerUpdate):
 
 
 def _alive(update: ClientUpdate) -> Tensor:
-    """Return what a client has alive after its work (bool [P])."""
+    """Return a client's mask of alive weights after its work (bool [P])."""
     part = cast(AdjustableMask, update.submodel)
     if _SENT not in update.extras:
         return part.mask

@@ -66,7 +66,7 @@ class DynamicRegularizer(LocalTerm):
         }
 
     def strength_of(self, client: ClientFacts) -> float:
-        """The client's own."""
+        """Return the client's own."""
         return self.strength
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, dict[str, Tensor]]:
@@ -134,7 +134,7 @@ class MeanOfModels(Evaluation):
         return {"models": models, "mean": context.layout.views(context.vector.clone())}
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """Takes in the attendees' models; what a sub-model does not hold stays as it was."""
+        """Take in the attendees' models; what a sub-model does not hold stays as it was."""
         if not updates:
             return state
         # A copy: a round that is begun anew starts from the state as it was.

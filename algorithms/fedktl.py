@@ -60,7 +60,7 @@ _CLIP = 100.0  # greatest norm of any gradient: the models', the projections', t
 
 @functools.cache
 def simplex(num_classes: int) -> Tensor:
-    """A simplex equiangular tight frame [C, C]: columns of length 1 with products ``-1 / (C - 1)``."""
+    """Return a simplex equiangular tight frame [C, C]: columns of length 1 with products ``-1 / (C - 1)``."""
     drawn = torch.rand(num_classes, num_classes, generator=Stream((_ETF, num_classes)).torch(), dtype=torch.float64)
     orthogonal, _ = torch.linalg.qr(drawn)
     centred = torch.eye(num_classes, dtype=torch.float64) - 1 / num_classes
@@ -69,12 +69,12 @@ def simplex(num_classes: int) -> Tensor:
 
 
 def cosines(logits_BC: Tensor, etf_CC: Tensor) -> Tensor:
-    """Of the normalised outputs with each class's direction [B, C]."""
+    """Return the cosines of the outputs with each class's direction [B, C]."""
     return F.normalize(logits_BC, dim=1) @ etf_CC.to(logits_BC)
 
 
 def with_margin(cosines_BC: Tensor, targets_B: Tensor, margin: float) -> Tensor:
-    """``cos(theta + margin)`` in place of the true class's cosine; beyond pi its linear continuation.
+    """Return ``cos(theta + margin)`` in place of the true class's cosine; beyond pi its linear continuation.
 
     Source: Deng et al. (2019), ArcFace; the fall-back is its published program's.
     """
@@ -85,7 +85,7 @@ def with_margin(cosines_BC: Tensor, targets_B: Tensor, margin: float) -> Tensor:
 
 
 def discrepancy(x: Tensor, y: Tensor) -> Tensor:
-    """Maximum mean discrepancy of two samples of one size [M, L]: Gaussian kernels of four widths, biased estimate."""
+    """Estimate the maximum mean discrepancy of two samples [M, L]: Gaussian kernels of four widths, biased."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         apart = (a[:, None] - b).square().sum(dim=2)
@@ -217,7 +217,7 @@ class LatentAlignment(Refinement):
         return ("label_counts",)
 
     def init(self, context: ServerContext) -> State:
-        """The projection, the transformer and centroids, all random; no decoder yet.
+        """Return the projection, the transformer and centroids, all random; no decoder yet.
 
         Raises:
             ConfigError: The server has no inputs, or the network does not say where its features are.
@@ -277,7 +277,7 @@ class LatentAlignment(Refinement):
     def _aligned(
         self, state: State, prototypes: Tensor, labels: Tensor, sync: SyncContext
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, float]]:
-        """The transformer and the centroids after the round's passes, and how near they came."""
+        """Return the transformer and the centroids after the round's passes, and how near they came."""
         transformer = self._transformer(prototypes.shape[1])
         transformer.load_state_dict(state["transformer"])
         centroids = nn.Parameter(_means(transformer, prototypes, labels, state["centroids"]))
@@ -310,7 +310,7 @@ class LatentAlignment(Refinement):
         return _tensors(transformer), final_centroids, {"alignment_loss": last, "alignment_start": first}
 
     def report(self, state: State) -> ComponentReport:
-        """The first and the last loss of the round's alignment."""
+        """Return the first and the last loss of the round's alignment."""
         return ComponentReport(metrics={n: v for n, v in state["figures"].items() if math.isfinite(v)})
 
 
@@ -319,7 +319,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _means(transformer: nn.Module, prototypes: Tensor, labels: Tensor, fallback: Tensor) -> Tensor:
-    """Each class's mean of the transformed prototypes; for a class without one, what is known."""
+    """Return each class's mean of the transformed prototypes; for a class without one, the fallback."""
     transformer.eval()
     with torch.no_grad():
         transformed, means = transformer(prototypes), fallback.clone()
@@ -329,7 +329,7 @@ def _means(transformer: nn.Module, prototypes: Tensor, labels: Tensor, fallback:
 
 
 def _classes(update: ClientUpdate, registered: Mapping[int, Sequence[int]]) -> list[int]:
-    """The classes that a client sends prototypes of: those that it registered; under drift, of those the present."""
+    """Return the classes of a client's prototypes: those that it registered; under drift, of those the present."""
     present = update.classes_since_anchor
     return [label for label in registered[update.client] if present is None or label in present]
 

@@ -19,7 +19,7 @@ from fedsweep.components import ClientUpdate, State, SyncContext, Weighting, by_
 
 
 def normalised(shares_M: Tensor, updates: Sequence[ClientUpdate]) -> Tensor:
-    """``q_k t / t_k`` in float64 [M], with t the mean of the t_k; 0 for a client that took no step.
+    """Return ``q_k t / t_k`` in float64 [M], with t the mean of the t_k; 0 for a client that took no step.
 
     Args:
         shares_M: The q_k, which sum to 1.

@@ -58,7 +58,7 @@ class Contrastive(LocalTerm):
     name: str = "moon"
 
     def passes(self, batch_size: int, num_classes: int) -> Passes:
-        """Two models are asked; a client's first job, which asks none, is charged alike."""
+        """Count the forward passes of two models; a client's first job, which has none, is charged alike."""
         return Passes(step=2)
 
     def loss(self, step: LocalStep) -> Tensor | None:
@@ -83,7 +83,7 @@ class ContrastNeeds(Refinement):
     """Changes nothing; refuses networks whose features can't be contrasted before anything starts."""
 
     def init(self, context: ServerContext) -> State:
-        """Nothing to keep.
+        """Return an empty state.
 
         Raises:
             ConfigError: The network does not say where its features are.

@@ -48,7 +48,7 @@ _MOST_SHOWN = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesis(Checked):
-    """How a synthetic set is learned.
+    """Settings of the synthesis.
 
     Attributes:
         horizon_rounds: How many rounds ahead of the start a target may lie.
@@ -83,12 +83,12 @@ class Synthesis(Checked):
 
 
 def picture_name(iteration: int) -> str:
-    """Of the set after so many iterations."""
+    """Return the name of the picture of the set after so many iterations."""
     return f"synthetic_{iteration:06d}"
 
 
 def picture_grid(images: Tensor) -> Tensor:
-    """The first images side by side, three standard deviations of the initial noise from black to white.
+    """Return the first images side by side, three standard deviations of the initial noise from black to white.
 
     Args:
         images: [S, channels, height, width].
@@ -111,7 +111,7 @@ def picture_grid(images: Tensor) -> Tensor:
 
 
 def fresh_images(num_images: int, shape: tuple[int, ...], *, like: torch.dtype, stream: Stream) -> Tensor:
-    """Noise as images [S, *shape]: standard normal values, on the CPU."""
+    """Return noise as images [S, *shape]: standard normal values, on the CPU."""
     return torch.randn(num_images, *shape, generator=stream.torch(), dtype=like)
 
 
@@ -179,7 +179,7 @@ class Synthesizer:
     # -- the work ------------------------------------------------------------------------------------------------
 
     def run(self, resumed: State = None) -> State:
-        """All iterations; returns what is learned as a state tree on the CPU.
+        """Run all iterations, and return the learned set as a state tree on the CPU.
 
         Args:
             resumed: What the checkpoint of an interrupted run of the same synthesis held; None: from the start.
@@ -232,7 +232,7 @@ class Synthesizer:
         return objective
 
     def _segment(self, stream: Stream) -> tuple[Params, Params]:
-        """The start and the target of a piece of the trajectory whose ends differ."""
+        """Return the start and the target of a piece of the trajectory whose ends differ."""
         settings = self._settings
         for attempt in range(_MAX_DRAWS):
             first, picks = draw_segment(
@@ -269,7 +269,7 @@ class Synthesizer:
         )
 
     def _synthetic_set(self) -> SyntheticSet:
-        """The set as it is now; a copy, since the optimisers change theirs in place."""
+        """Return the set as it is now; a copy, since the optimisers change theirs in place."""
         return SyntheticSet(**{name: value.clone() for name, value in self._variables.items()})
 
     def _step(self, gradients: SyntheticSet) -> None:
@@ -309,7 +309,7 @@ class Synthesizer:
         )
 
     def _others(self, loop: InnerLoop, used: SyntheticSet) -> dict[str, tuple[InnerLoop, SyntheticSet]]:
-        """Return what the learned set is compared with, and the steps on it: as many, at the same rate."""
+        """Return the sets to compare with, and the inner steps on them: as many, at the same rate."""
         noise = fresh_images(
             len(used.images), self._image_shape, like=used.images.dtype, stream=loop.stream.child("noise")
         )

@@ -30,7 +30,7 @@ Forward = Callable[[Params, Tensor], Tensor]  # params, inputs [B, ...] -> logit
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticSet:
-    """What is learned.
+    """A synthetic set, which is learned: images, label logits and a rate.
 
     Attributes:
         images: [S, channels, height, width], as the model sees images: normalised.
@@ -43,7 +43,7 @@ class SyntheticSet:
     rate: Tensor
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> SyntheticSet:
-        """Return what becomes of each of the three."""
+        """Apply a function to each of the three."""
         return SyntheticSet(images=change(self.images), labels=change(self.labels), rate=change(self.rate))
 
 
@@ -63,7 +63,7 @@ class Matched:
 
 
 def forward_of(model: nn.Module, layout: FlatLayout) -> Forward:
-    """Logits of a template under given params; the template itself stays as it is."""
+    """Return logits of a template under given params; the template itself stays as it is."""
     names = tuple(layout.params(torch.empty(layout.num_params, device="meta")))
 
     def forward(params: Params, inputs: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def forward_of(model: nn.Module, layout: FlatLayout) -> Forward:
 
 
 def soft_cross_entropy(logits: Tensor, label_logits: Tensor) -> Tensor:
-    """Minus the mean over samples AND classes of ``softmax(label_logits) * log_softmax(logits)``.
+    """Return minus the mean over samples AND classes of ``softmax(label_logits) * log_softmax(logits)``.
 
     Source: the authors' program. The mean over classes makes it 1/C of the usual cross-entropy; the inner rates
     that are in use presuppose it.
@@ -89,7 +89,7 @@ def soft_cross_entropy(logits: Tensor, label_logits: Tensor) -> Tensor:
 def draw_segment(
     num_snapshots: int, *, horizon: int, last_start: int, average: bool, stream: Stream
 ) -> tuple[int, tuple[int, ...]]:
-    """The snapshot to start from, and those whose mean is the target, within ``horizon`` rounds after it.
+    """Return the snapshot to start from, and those whose mean is the target, within ``horizon`` rounds after it.
 
     Source: the authors' program: the start is uniform, the target is the mean of 2 to ``horizon`` snapshots, drawn
     with replacement from those after the start. The farthest one need not be among them.
@@ -111,7 +111,7 @@ def draw_segment(
 
 
 def draw_batches(num_images: int, *, batch: int | None, steps: int, stream: Stream) -> tuple[Tensor | None, ...]:
-    """For each inner step the synthetic images that it sees; None: all of them.
+    """Return each inner step's synthetic images, by position; None: all of them.
 
     Args:
         num_images: S.
@@ -152,7 +152,7 @@ class InnerLoop:
         return len(self.batches)
 
     def step(self, number: int, params: Params, synthetic: SyntheticSet) -> Params:
-        """The params after one step: ``params - rate * gradient``.
+        """Return the params after one step: ``params - rate * gradient``.
 
         Args:
             number: Of the step, from 0.
@@ -171,7 +171,7 @@ class InnerLoop:
         return tuple(value - synthetic.rate * slope for value, slope in zip(params, gradients, strict=True))
 
     def run(self, start: Params, synthetic: SyntheticSet, *, first: int = 0, last: int | None = None) -> Params:
-        """The params after steps ``first`` to ``last`` (exclusive), the graph of one step held at a time."""
+        """Return the params after steps ``first`` to ``last`` (exclusive), the graph of one step held at a time."""
         params = start
         for number in range(first, self.steps if last is None else last):
             # With a graph other kernels are in use, of other bits: the steps must be those that are learned through.
@@ -181,12 +181,12 @@ class InnerLoop:
 
 
 def squared_distance(first: Params, second: Params) -> Tensor:
-    """``||first - second||^2`` over all params, a scalar tensor."""
+    """Return ``||first - second||^2`` over all params, a scalar tensor."""
     return torch.stack([(a - b).square().sum() for a, b in zip(first, second, strict=True)]).sum()
 
 
 def cosine_distance(first: Params, second: Params) -> float:
-    """One minus the cosine of the angle between two moves, 0..2; 1 where one of them is zero."""
+    """Return one minus the cosine of the angle between two moves, 0..2; 1 where one of them is zero."""
     a = torch.cat([part.reshape(-1) for part in first]).double()
     b = torch.cat([part.reshape(-1) for part in second]).double()
     norms = float(a.norm() * b.norm())
@@ -194,7 +194,7 @@ def cosine_distance(first: Params, second: Params) -> float:
 
 
 def match(loop: InnerLoop, start: Params, target: Params, synthetic: SyntheticSet, *, group: int) -> Matched:
-    """The objective and its gradients through all inner steps.
+    """Return the objective and its gradients through all inner steps.
 
     Source: DynaFed, Eq. 5: the distance to the target as a share of the start's.
 
@@ -233,7 +233,7 @@ def match(loop: InnerLoop, start: Params, target: Params, synthetic: SyntheticSe
 
 
 def _add_steps(total: SyntheticSet, gradients: Sequence[Tensor]) -> SyntheticSet:
-    """The sum with each step's gradients (images, labels, rate in turn), from the last step to the first."""
+    """Return the sum with each step's gradients (images, labels, rate in turn), from the last step to the first."""
     images, labels, rate = total.images, total.labels, total.rate
     for place in range(len(gradients) - 3, -1, -3):
         images, labels, rate = images + gradients[place], labels + gradients[place + 1], rate + gradients[place + 2]
@@ -252,7 +252,7 @@ def _leaves(params: Params) -> Params:
 
 
 def group_within(loop: InnerLoop, start: Params, synthetic: SyntheticSet, *, limit_bytes: float) -> int:
-    """Return how many steps' graphs can be held at a time, from 1 to all.
+    """Return the number of steps whose graphs fit the memory at a time, from 1 to all.
 
     Args:
         loop: The inner steps.
@@ -274,7 +274,7 @@ def group_within(loop: InnerLoop, start: Params, synthetic: SyntheticSet, *, lim
 
 @contextmanager
 def _counted_graph() -> Iterator[list[int]]:
-    """Counts the bytes that graphs built inside hold, each memory once."""
+    """Count the bytes that graphs built inside hold, each memory once."""
     counted, seen = [0], {}
 
     def pack(tensor: Tensor) -> Tensor:

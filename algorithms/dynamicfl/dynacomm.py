@@ -37,7 +37,7 @@ class SizeTable:
     took_EOJ: NDArray[np.bool_]
 
     def members(self, order: int, size: int) -> list[int]:
-        """The set of a cell: positions of clients, in the order in which they joined."""
+        """Return the set of a cell: positions of clients, in the order in which they joined."""
         positions = []
         for place in range(self.orders_OE.shape[1] - 1, -1, -1):
             if self.took_EOJ[place, order, size]:
@@ -46,7 +46,7 @@ class SizeTable:
         return positions[::-1]
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int] | None:
-        """Order and size of the smallest score among the sizes, the first one on ties; None where there is no set."""
+        """Return order and size of the smallest score among the sizes, the first one on ties; None without any set."""
         best, cell = np.inf, None
         for order, row in enumerate(self.scores_OJ[:, list(sizes)].tolist()):
             row_best, place = np.inf, None
@@ -87,7 +87,7 @@ def best_by_size(rows_EW: Floats, score: Score, orders_OE: Rows, *, max_size: in
 
 
 def random_orders(generator: np.random.Generator, num_clients: int, *, orders: int) -> Rows:
-    """Uniform permutations of 0..num_clients-1, ``[orders, num_clients]``."""
+    """Draw permutations of 0..num_clients-1 uniformly, ``[orders, num_clients]``."""
     return np.stack([generator.permutation(num_clients) for _ in range(orders)]).astype(np.int64)
 
 
@@ -115,7 +115,7 @@ class DynaComm(GroupChooser):
         return able.group(table.members(*cell)) if cell else ()
 
     def table(self, problem: GroupProblem, *, max_size: int) -> SizeTable:
-        """All cells; positions are those among the problem's usable clients."""
+        """Return all cells; positions are those among the problem's usable clients."""
         able = usable(problem)
         # Everybody is shuffled, usable or not: who can't afford the group changes nobody else's place in the order.
         everyone = random_orders(problem.stream.numpy(), len(problem.counts_AC), orders=self.orders)

@@ -70,7 +70,7 @@ class ExactGroup(GroupChooser):
         return self.solve(problem, size=size).group
 
     def solve(self, problem: GroupProblem, *, size: int | None = None, seconds: float | None = None) -> Solution:
-        """The best group with what is known about the optimum.
+        """Return the best group, with the bounds of the optimum.
 
         Args:
             problem: The clients and the budgets; its stream draws the starting orders.
@@ -101,7 +101,7 @@ class ExactGroup(GroupChooser):
         )
 
     def _incumbent(self, able: Usable, problem: GroupProblem, sizes: range) -> NDArray[np.int64]:
-        """DynaComm's best sets of the five best sizes, each improved by moves; the best of them."""
+        """Return DynaComm's best sets of the five best sizes, each improved by moves; the best of them."""
         orders_OE = random_orders(problem.stream.numpy(), len(able.rows_E), orders=self.orders)
         table = best_by_size(able.counts_EC, able.score, orders_OE, max_size=sizes[-1])
         best_J = table.scores_OJ.min(axis=0)
@@ -156,7 +156,7 @@ def improve(
 def _prove(
     able: Usable, members: NDArray[np.int64], sizes: tuple[int, int], work: Work
 ) -> tuple[NDArray[np.int64], float]:
-    """A group at least as good as the given one, and a lower bound for all groups."""
+    """Return a group at least as good as the incumbent, and a lower bound for all groups."""
     held_C = able.counts_EC.any(axis=0)
     counts_EC, population_C = able.counts_EC[:, held_C], able.population_C[held_C]
     score = LabelDivergence(np.log(population_C))

@@ -25,7 +25,7 @@ GROUP_CHOOSERS: dict[str, Callable[..., GroupChooser]] = {
 
 
 def group_chooser(name: str, **options: object) -> GroupChooser:
-    """The chooser of that name; options that it does not have (``orders`` of the random one) are left out.
+    """Return the chooser of that name; options that it does not have (``orders`` of the random one) are left out.
 
     Raises:
         ConfigError: No chooser has the name, or an option is out of its range.

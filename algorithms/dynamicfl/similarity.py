@@ -26,7 +26,7 @@ _PROBE = "gradient_sketch"
 
 
 def sketch(update_V: Floats, *, features: int, stream: Stream) -> Floats:
-    """A short linear image of an update, ``[features]``, that keeps inner products and distances in expectation.
+    """Return a short linear image of an update, ``[features]``, that keeps inner products and distances in expectation.
 
     Args:
         update_V: A client's model minus the anchor, flat; or its gradient at the anchor.
@@ -95,7 +95,7 @@ class SimilarityGroup(GroupChooser):
     sketch_values: Count = 256
 
     def reads_labels(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def setup(self, stream: Stream) -> tuple[Probe, ...]:

@@ -138,7 +138,7 @@ class AdaptiveDropout(SubModelPolicy):
         return bool(self.base_rate) and self.multiplier in ("incoming", "split")
 
     def init(self, context: ServerContext) -> State:
-        """No scores yet, all rates 0.
+        """Return the state before any score, with all rates 0.
 
         Raises:
             ConfigError: The network lists no units that can be left out, or none whose weights can bear the multiplier.
@@ -213,7 +213,7 @@ class AdaptiveDropout(SubModelPolicy):
         return bool(self.base_rate) and (listed or bool(state["due"]))
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
-        """Scores in rounds that check or refresh; curvature in those that refresh."""
+        """Probe scores in rounds that check or refresh, and curvature in those that refresh."""
         if self._is_refresh(state, round):
             return (self.scores, CurvatureGap()) if self.base_rate == "hessian" else (self.scores,)
         return (self.scores,) if self._is_check(round) else ()
@@ -232,7 +232,7 @@ class AdaptiveDropout(SubModelPolicy):
         return {**state, "due": due}
 
     def _checked(self, state: State, scores: Tensor) -> tuple[State, bool]:
-        """The trigger's step at a check, and whether it asks for a refresh."""
+        """Return the trigger's step at a check, and whether it asks for a refresh."""
         before, last = state["seen"], state["change"]
         change = None if before is None else float((scores - before).norm())
         quiet, triggered, due = state["quiet"], state["triggered"], False
@@ -292,7 +292,7 @@ class AdaptiveDropout(SubModelPolicy):
         return submodels, {**state, "rates": rates_of_round(device_rates, samples)}
 
     def _unit_rates(self, groups: Sequence[UnitGroup], scores_U: Tensor, rate: float) -> dict[str, np.ndarray]:
-        """Each group's rates [size]."""
+        """Return each group's rates [size]."""
         parts = np.split(scores_U.numpy(), np.cumsum([group.size for group in groups])[:-1])
         together: dict[str, list[int]] = {}
         for number, group in enumerate(groups):
@@ -307,7 +307,7 @@ class AdaptiveDropout(SubModelPolicy):
         return rates
 
     def report(self, state: State) -> ComponentReport:
-        """The rates: base (as used and as measured), those of the round's devices; refreshes so far."""
+        """Return the rates: base (as used and as measured), those of the round's devices; refreshes so far."""
         return ComponentReport(
             metrics={
                 "dropout_base_rate": state["base_rate"],
@@ -319,14 +319,14 @@ class AdaptiveDropout(SubModelPolicy):
 
 
 def _mean(values: Sequence[Tensor], updates: Sequence[ClientUpdate]) -> Tensor:
-    """``sum_k n_k x_k / sum_k n_k`` in float64."""
+    """Return ``sum_k n_k x_k / sum_k n_k`` in float64."""
     total = sum(u.num_samples for u in updates)
     parts = [value.to(torch.float64) * u.num_samples for value, u in zip(values, updates, strict=True)]
     return torch.stack(parts).sum(dim=0) / total
 
 
 def _time(macs: int, context: RoundContext, client: int) -> float:
-    """Seconds that a device would need for its round with the full model, without jitter; 1 without devices."""
+    """Return seconds that a device would need for its round with the full model, without jitter; 1 without devices."""
     device, work = context.profiles[client].device, context.work[client]
     if device is None:
         return 1.0

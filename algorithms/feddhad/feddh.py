@@ -111,11 +111,11 @@ class NonIIDDegree(Weighting):
         return self._learns and self.gradient in ("deferred", "explicit")
 
     def registration(self) -> tuple[str, ...]:
-        """Label counts, unless they are estimated."""
+        """Register the label counts, unless they are estimated."""
         return ("label_counts",) if self.estimate == "counts" else ()
 
     def init(self, context: ServerContext) -> State:
-        """Factors v of 1 and offsets b of 0 for everybody.
+        """Return factors v of 1 and offsets b of 0 for everybody.
 
         Raises:
             ConfigError: Proxy data is needed but not there, or does not fit.
@@ -155,7 +155,7 @@ class NonIIDDegree(Weighting):
         return {"inputs": inputs, "targets": targets}
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
-        """The gradient at the last aggregate, where it is to be measured; in a round's first jobs alone."""
+        """Return the gradient at the last aggregate, where it is to be measured; in a round's first jobs alone."""
         pending = state["pending"]
         if self.gradient != "explicit" or pending is None or pending["followed_in"] == round:
             return ()
@@ -192,7 +192,7 @@ class NonIIDDegree(Weighting):
     # -- label shares --------------------------------------------------------------------------------------------
 
     def _estimated(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """With the label shares of clients that come for the first time."""
+        """Add the label shares of clients that come for the first time."""
         shares, estimated = state["shares"].clone(), state["known"].clone()
         for update in updates:
             # Without a step a client has the server's model, which tells nothing of its labels.
@@ -205,7 +205,7 @@ class NonIIDDegree(Weighting):
         return {**state, "shares": shares, "known": estimated}
 
     def _divergences(self, state: State) -> Tensor:
-        """JS [N]; who was never seen has the mean of the others, 0 where nobody was."""
+        """Return JS [N]; who was never seen has the mean of the others, 0 where nobody was."""
         if self.estimate == "counts":
             js: Tensor = state["js"]
             return js
@@ -220,7 +220,7 @@ class NonIIDDegree(Weighting):
     # -- the gradient step ---------------------------------------------------------------------------------------
 
     def _followed(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """With what these clients, who started from the last round's aggregate, say on the gradient there."""
+        """Add the gradient at the last round's aggregate, from these clients, who started there."""
         pending = state["pending"]
         for update in updates:
             # It started from another model, where the gradient is another.
@@ -257,7 +257,7 @@ class NonIIDDegree(Weighting):
         return gradient
 
     def _stepped(self, state: State, pending: State, gradient: Tensor) -> State:
-        """After ``v_k -= rate_v dF/dv_k``, ``b_k -= rate_b dF/db_k`` for the attendees of the aggregation."""
+        """Step ``v_k -= rate_v dF/dv_k``, ``b_k -= rate_b dF/db_k`` for the attendees of the aggregation."""
         slopes = degree_gradients(gradient, pending["pulls"], pending["degrees"])
         v, b, members, past = state["v"].clone(), state["b"].clone(), pending["clients"], pending["round"] - 1
         v[members] -= self.learning_rate_v * self.decay_v**past * slopes * pending["js"]
@@ -265,7 +265,7 @@ class NonIIDDegree(Weighting):
         return {**state, "v": v, "b": b}
 
     def report(self, state: State) -> ComponentReport:
-        """Where the control parameters are."""
+        """Report the means of the control parameters."""
         return ComponentReport(
             metrics={"noniid_v_mean": float(state["v"].mean()), "noniid_b_mean": float(state["b"].mean())}
         )
@@ -275,7 +275,7 @@ class NonIIDDegree(Weighting):
 
 
 def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, num_classes: int) -> Tensor:
-    """G [C], float64: for each class the norm of the gradient of the mean loss on its samples, in evaluation mode.
+    """Return G [C], float64: for each class the norm of its samples' mean loss's gradient, in evaluation mode.
 
     A class that the client has seen often is fitted already, so its gradient on a balanced set is small.
     """
@@ -297,7 +297,7 @@ def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, nu
 
 
 def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: EstimateFrom) -> Tensor:
-    """Label shares [C] that sum to 1: ``softmax(sharpness * x)`` with ``x = 1/G`` or ``G``, divided by its mean.
+    """Return label shares [C], of sum 1: ``softmax(sharpness * x)`` with ``x = 1/G`` or ``G``, divided by its mean.
 
     Args:
         norms_C: G, at least 0.

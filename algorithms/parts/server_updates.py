@@ -30,7 +30,7 @@ Aggregate = Literal["masked", "complete"]
 
 
 def in_whole(update: ClientUpdate, sync: SyncContext) -> Covered:
-    """An attendee's model among the values of the full one.
+    """Return an attendee's model among the values of the full one.
 
     Raises:
         ValueError: The component that asks has not declared that it needs models.
@@ -56,7 +56,7 @@ class ServerMomentum(ServerUpdate):
     server_learning_rate: Positive = 1.0
 
     def init(self, context: ServerContext) -> State:
-        """No velocity yet; only parameters have one."""
+        """Return the velocity 0; only parameters have one."""
         return {"velocity": torch.zeros(context.layout.num_params, dtype=context.layout.dtype)}
 
     def apply(

@@ -120,7 +120,7 @@ class ChosenMask(MaskPolicy):
         return Choice(sparsity=self.sparsity, times=self.times, fixed_time=self.fixed_time)
 
     def init(self, context: ServerContext) -> State:
-        """The mask by magnitude, until a first stage has another one.
+        """Return the mask by magnitude, until a first stage has another one.
 
         Raises:
             ConfigError: The first stage is to run on the server, which has no labelled data.
@@ -178,7 +178,7 @@ class ChosenMask(MaskPolicy):
 
 
 def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
-    """Labelled inputs that the server holds."""
+    """Return the labelled inputs that the server holds."""
     proxy = context.proxy_data
     if proxy is not None and proxy[1] is not None:
         return proxy[0], proxy[1]

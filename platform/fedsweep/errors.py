@@ -92,7 +92,7 @@ class WorkerLost(RunError):
 
 
 class MemoryLost(RunError):
-    """What clients remember was on a node that is gone; the run goes back to its last checkpoint."""
+    """A node is gone, and clients' memory with it; the run goes back to its last checkpoint."""
 
 
 class ClusterLost(RunError):
@@ -104,7 +104,7 @@ class InvariantError(RunError):
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
-    """One sentence on an unknown name: the nearest known one, and all of them, or the nearest where they are many."""
+    """Return a sentence on an unknown name: the nearest choice, and all of them, or the nearest where they are many."""
     names = sorted(choices)
     near = _nearest(name, names)
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -115,7 +115,7 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
-    """The known names that may be meant, the likeliest first: by their last part, whatever its case, or by spelling."""
+    """Return the names that may be meant, likeliest first: by their last part, whatever its case, or by spelling."""
     lower = {choice.lower(): choice for choice in names}
     wanted = name.lower().rpartition(".")[2]
     wanted = _OTHER_WORDS.get(wanted, wanted)
@@ -125,7 +125,7 @@ def _nearest(name: str, names: list[str]) -> list[str]:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether it is Python's own error, torch's for a GPU, or torch's for the machine, known by its text alone."""
+    """Return whether it is Python's error, torch's for a GPU, or torch's for the machine, told by its text alone."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

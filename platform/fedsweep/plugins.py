@@ -20,7 +20,7 @@ def is_reference(name: str) -> bool:
 
 
 def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
-    """The callable that ``package.module:callable`` names; messages say what ``kind`` is looked for.
+    """Return the callable that ``package.module:callable`` names; messages say what ``kind`` is looked for.
 
     Raises:
         ConfigError: the form is wrong, the module cannot be imported, it has no such attribute, or that cannot be
@@ -47,7 +47,7 @@ def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
 
 
 def find_plugin(kind: str, name: str, builtin: Iterable[str]) -> Callable[..., Any]:
-    """The callable behind a name that is not built in: a reference, or an entry point of group ``fedsweep.<kind>s``.
+    """Find the callable of a name that is not built in: a reference, or an entry point ``fedsweep.<kind>s``.
 
     Raises:
         ConfigError: nothing of that name is there; the message gives the nearest name.
@@ -65,7 +65,7 @@ def find_plugin(kind: str, name: str, builtin: Iterable[str]) -> Callable[..., A
 def call_builder(
     kind: str, name: str, builder: Callable[[], Any], *, gives: type, error: type[ConfigError | DataError] = ConfigError
 ) -> Any:
-    """Return what a builder gives, its failures as errors that name it.
+    """Call a builder, and raise its failures as errors that name it.
 
     Args:
         kind: What is built, e.g. ``"partition"``; for messages.

@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 def explain(error: ValidationError, tree: Mapping[str, Any]) -> str:
-    """One line on the first thing that is wrong with what was given; an unknown key comes before all else."""
+    """Return one line on the first fault of a tree; an unknown key comes before all else."""
     entries = [(_key_path(details, tree), details) for details in error.errors()]
     unknown = [path for path, details in entries if details["type"] == "extra_forbidden"]
     if unknown:
@@ -41,7 +41,7 @@ def _says_more(details: ErrorDetails) -> bool:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """A path as the user writes it."""
+    """Return a path as the user writes it."""
     return ".".join(map(str, path))
 
 
@@ -66,7 +66,7 @@ def _explain_one(path: Path, details: ErrorDetails, *, tree: Mapping[str, Any]) 
 
 
 def _hint(path: Path, value: Any) -> str:
-    """Return how what was given is written, where it can be understood."""
+    """Return the right way to write a value, where its meaning can be guessed."""
     if isinstance(value, str) and path:
         keys = _properties(schema_at(path, {}))
         naming = "name" if path == ("method",) or "name" in keys else "kind" if "kind" in keys else None
@@ -77,7 +77,7 @@ def _hint(path: Path, value: Any) -> str:
 
 
 def _key_path(details: ErrorDetails, tree: Mapping[str, Any]) -> Path:
-    """Where the error lies, without the names of union branches that pydantic mixes in."""
+    """Return the error's path, without the names of union branches that pydantic mixes in."""
     path: list[str | int] = []
     place: Any = tree
     location = details["loc"]
@@ -123,7 +123,7 @@ def _whole_schema() -> dict[str, Any]:
 
 @functools.cache
 def all_keys() -> tuple[str, ...]:
-    """Every dotted key that the schema names, sections included, in its order."""
+    """Return every dotted key that the schema names, sections included, in its order."""
     return tuple(dict.fromkeys(_walk(_whole_schema(), "")))
 
 
@@ -134,7 +134,7 @@ def _walk(schema: Schema, prefix: str) -> Iterator[str]:
 
 
 def schema_at(path: Sequence[str | int], tree: Any) -> Schema:
-    """The part of the JSON Schema that governs a path; of a union's branches those that fit what is given."""
+    """Return the part of the JSON Schema that governs a path; of a union's branches those that fit the tree."""
     schema: Schema = _whole_schema()
     for part in path:
         fitting = [branch for branch in branches(schema) if _fits(branch, tree)] or list(branches(schema))
@@ -162,7 +162,7 @@ def _fits(branch: Schema, tree: Any) -> bool:
 
 
 def branches(schema: Schema) -> Iterator[Schema]:
-    """The alternatives of a JSON Schema, references followed."""
+    """Yield the alternatives of a JSON Schema, references followed."""
     if "$ref" in schema:
         yield from branches(_whole_schema()["$defs"][schema["$ref"].rsplit("/", 1)[1]])
     elif "anyOf" in schema or "oneOf" in schema:
@@ -181,7 +181,7 @@ def _properties(schema: Schema, tree: Any = None) -> dict[str, Schema]:
 
 
 def words(schema: Schema) -> list[str]:
-    """The words that are allowed where nothing but certain words and null is."""
+    """Return the words that are allowed where nothing but certain words and null is."""
     allowed_words: list[str] = []
     for branch in branches(schema):
         if "const" in branch or "enum" in branch:
@@ -194,7 +194,7 @@ def words(schema: Schema) -> list[str]:
 
 
 def allowed(schema: Schema) -> str:
-    """In words, what a JSON Schema admits."""
+    """Describe the values that a JSON Schema admits, in words."""
     phrases = [_phrase(branch) for branch in branches(schema)]
     return " or ".join(dict.fromkeys(phrases)) or "something else"
 
@@ -229,7 +229,7 @@ def _number_phrase(branch: Schema) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as the user wrote it, cut where it is long."""
+    """Return a value as the user wrote it, cut where it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
     text = text or repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."

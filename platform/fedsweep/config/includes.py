@@ -1,4 +1,4 @@
-"""What several YAML files share is written once: ``extends:`` and ``from:``.
+"""References between YAML files, so that what several share is written once: ``extends:`` and ``from:``.
 
     extends: _shared.yaml#setting        # a mapping, over which the one with this key is laid
     table:
@@ -27,7 +27,7 @@ Place = tuple[Path, str]
 
 
 def read_whole(path: Path) -> Any:
-    """The value of a YAML file with everything that it refers to.
+    """Return the value of a YAML file with everything that it refers to.
 
     Raises:
         ConfigError: A file can't be read, a reference leads nowhere, to something of the wrong type or in a circle;
@@ -46,7 +46,7 @@ class _Reader:
         self._level = 0
 
     def at(self, place: Place, *, asked_by: Path) -> Any:
-        """Return what stands at a place, its own references followed."""
+        """Return the value at a place, its own references followed."""
         path, section = place
         if place in self._under_way:
             circle = " -> ".join(f"{file.name}#{part}" for file, part in [*self._under_way, place])

@@ -32,7 +32,7 @@ _GREATEST = 10**40
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """The configuration that a source and overrides give, checked as far as it says by itself.
+    """Load the configuration of a source and overrides, checked as far as it says by itself.
 
     Args:
         source: A YAML file, the name of a preset, or a mapping; a section ``table`` is left out.
@@ -49,7 +49,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def with_sections(config: Config, sections: Mapping[str, Any]) -> Config:
-    """The configuration with other values for some dotted keys, and what was given and bound as it was.
+    """Return the configuration with other values for some dotted keys; the user's tree and the bound builders stay.
 
     Args:
         config: What :func:`load_config` gave.
@@ -68,7 +68,7 @@ def with_sections(config: Config, sections: Mapping[str, Any]) -> Config:
 
 
 def check_key(key: str, *, kind: str = "key") -> None:
-    """Checks that a dotted key can be set at all.
+    """Check that a dotted key can be set at all.
 
     Below a component (the method, the partition) any parameter is admitted: its builder knows them.
 
@@ -113,7 +113,7 @@ def _find(source: str | Path) -> Path:
 
 
 def _plain(value: Any, path: tuple[str, ...]) -> Any:
-    """A copy of mappings, lists and scalars; paths become text, tuples lists, anything else is refused."""
+    """Return a copy of mappings, lists and scalars; paths become text, tuples lists, anything else is refused."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -151,7 +151,7 @@ def _validate(tree: dict[str, Any]) -> Config:
 
 
 def _with_defaults(source_tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is given, completed where pydantic alone would not know how."""
+    """Return the tree, completed where pydantic alone would not know how."""
     tree = apply_overrides(source_tree, ())
     for key, default in _DEFAULTS.items():
         *above, last = key.split(".")

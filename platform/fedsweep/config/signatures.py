@@ -49,7 +49,7 @@ def bind(
     provided: Collection[str] = (),
     beside: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The parameters that a builder is called with: those given, checked, and the defaults of the others.
+    """Return the parameters for a builder: those of the configuration, checked, and the defaults of the others.
 
     Args:
         kind: What is built, e.g. ``"method"``, or the key where that is plain; for messages.
@@ -90,7 +90,7 @@ def bind(
 
 
 def describe(builder: Callable[..., Any], *, provided: Collection[str] = ()) -> tuple[ParameterRow, ...]:
-    """A builder's parameters with type, default and meaning, in the signature's order.
+    """Return a builder's parameters with type, default and meaning, in the signature's order.
 
     Args:
         builder: A function or class with a docstring in Google's style.

@@ -27,7 +27,7 @@ class SpaceEntry(Section):
 
     @property
     def kind(self) -> str:
-        """Which of the five forms it is."""
+        """Return the name of its form, one of five."""
         return next(kind for kind in SPACE_KINDS if getattr(self, kind) is not None)
 
     @property
@@ -66,7 +66,7 @@ class NamedSetting(Section):
 
 
 class Sweep(Section):
-    """What ``fedsweep sweep`` tries; a single run ignores it."""
+    """Values that ``fedsweep sweep`` tries; a single run ignores it."""
 
     settings: list[NamedSetting] = Field(
         default_factory=list,

@@ -57,7 +57,7 @@ Optimizer = Annotated[Sgd | Adam, Field(discriminator="name")]
 
 
 class Schedule(KindComponent):
-    """How the learning rate changes; its parameters are declared in :mod:`fedsweep.experiment.schedules`."""
+    """Change of the learning rate; its parameters are declared in :mod:`fedsweep.experiment.schedules`."""
 
     @model_serializer(mode="wrap")
     def _as_word(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any] | str:
@@ -90,7 +90,7 @@ class Stop(Section):
 
 
 class Training(Section):
-    """How clients train, and for how long."""
+    """Local training, and its length in rounds."""
 
     rounds: Count = Field(default=20, description="Number of rounds.")
     cohort_fraction: float | None = Field(

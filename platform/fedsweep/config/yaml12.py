@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Nodes of a document without aliases."""
+    """Count the nodes of a document without aliases."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in sizes:
@@ -146,7 +146,7 @@ _Loader.add_constructor(_PREFIX + "float", _construct_float)
 
 
 def parse(text: str, *, source: str) -> Any:
-    """The value of one YAML document; messages name its source.
+    """Return the value of one YAML document; messages name its source.
 
     Raises:
         ConfigError: It is not YAML, gives a key twice, or has a key that is not text; the message names the line.
@@ -169,7 +169,7 @@ def parse(text: str, *, source: str) -> Any:
 
 
 def read(path: Path) -> Any:
-    """The value of a YAML file.
+    """Return the value of a YAML file.
 
     Raises:
         ConfigError: The file cannot be read, or :func:`parse` refuses it.
@@ -184,7 +184,7 @@ def read(path: Path) -> Any:
 
 
 def dump(value: Any) -> str:
-    """A YAML document that :func:`parse` reads back as the same value.
+    """Return a YAML document that :func:`parse` reads back as the same value.
 
     Args:
         value: Mappings with text keys, lists, tuples (written as lists), text, numbers, booleans and None.
@@ -196,7 +196,7 @@ def dump(value: Any) -> str:
 
 
 def _lay_out(node: yaml.Node, *, depth: int) -> None:
-    """Sections one key per line; below them, what holds nothing but scalars on one line."""
+    """Lay sections out one key per line; below them, what holds nothing but scalars on one line."""
     if not isinstance(node, yaml.CollectionNode):
         return
     is_mapping = isinstance(node, yaml.MappingNode)

@@ -54,7 +54,7 @@ class ModelBuilder:
     initial: Tensor | None = field(default=None, compare=False)
 
     def __call__(self) -> nn.Module:
-        """A new module; equal builders give equal values."""
+        """Return a new module; equal builders give equal values."""
         model = make_network(
             self.network.builder,
             self.network.name,
@@ -69,7 +69,7 @@ class ModelBuilder:
 
 
 def build_experiment(config: Config, dataset: Dataset | None = None, *, config_hash: str | None = None) -> Experiment:
-    """The experiment that a configuration describes; loads the data.
+    """Build the experiment that a configuration describes; loads the data.
 
     Args:
         config: A loaded configuration; what is bound of it already is not bound again.
@@ -116,7 +116,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
 
 
 def _initial(config: Config, builder: ModelBuilder) -> Tensor | None:
-    """The values that the configuration takes from a file."""
+    """Return the values that the configuration takes from a file."""
     if config.model.init_from is None:
         return None
     file = weights_file(config.model.init_from)
@@ -125,7 +125,7 @@ def _initial(config: Config, builder: ModelBuilder) -> Tensor | None:
 
 
 def _devices(config: Config) -> tuple[str, str]:
-    """Where clients and server compute; ``auto`` is the GPU for whoever has a share of one."""
+    """Return the devices of clients and server; ``auto`` is the GPU for whoever has a share of one."""
     runtime = config.runtime
     device = runtime.device
     if device == "cuda" and not runtime.address and not torch.cuda.is_available():
@@ -150,7 +150,7 @@ def _devices(config: Config) -> tuple[str, str]:
 
 
 def _lanes(config: Config, device: str) -> LaneSettings | None:
-    """Return how many clients a worker steps at once; None: one after another."""
+    """Return the settings by which a worker steps clients at once; None: one after another."""
     runtime = config.runtime
     if runtime.executor == "loop" or (runtime.executor == "auto" and device == "cpu"):
         return None
@@ -166,7 +166,7 @@ def _lanes(config: Config, device: str) -> LaneSettings | None:
 
 
 def build_training(config: Config) -> TrainingSettings:
-    """The training section as the engine reads it."""
+    """Return the training section as the engine reads it."""
     section = config.training
     optimizer = section.optimizer
     settings = OptimizerSettings(
@@ -211,7 +211,7 @@ def _number(value: int | IntegerRange | None) -> int | tuple[int, int] | None:
 
 
 def build_world(config: Config, dataset: Dataset) -> World:
-    """The scenario as objects.
+    """Build the scenario as objects.
 
     Raises:
         InputError: A part of the scenario is wrong or does not fit the data.
@@ -244,7 +244,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
 
 
 def _built(config: Config, key: str, **provided: Any) -> Any:
-    """Return what a key of the scenario names, or None where it is null."""
+    """Build the object that a key of the scenario names; None where it is null."""
     item = bound(config, key)
     return None if item is None else item.build(**provided)
 
@@ -252,7 +252,7 @@ def _built(config: Config, key: str, **provided: Any) -> Any:
 def server_share(
     dataset: Dataset, scenario: Scenario, seed: int
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray]:
-    """Indices that the server keeps for validation and as proxy data, and the rest; drawn class by class."""
+    """Return indices that the server keeps for validation and as proxy data, and the rest; drawn class by class."""
     server_data = scenario.server_data
     generator = stream(seed, "server data").numpy()
     validation: list[np.ndarray] = []
@@ -279,7 +279,7 @@ def server_share(
 
 
 def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | None) -> tuple[np.ndarray, ...]:
-    """Each client's samples, as indices into the training set."""
+    """Return each client's samples, as indices into the training set."""
     scenario = config.scenario
     if drift is not None and drift.pool == "all":
         return (rest,) * scenario.clients
@@ -299,7 +299,7 @@ def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | No
 
 
 def _skewed(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...], drift: Drift | None) -> np.ndarray:
-    """The training images, those of each client as ``scenario.feature_skew`` has them."""
+    """Return the training images, those of each client as ``scenario.feature_skew`` has them."""
     skew = _built(config, "scenario.feature_skew")
     if skew is None:
         return dataset.train_images
@@ -342,7 +342,7 @@ def _proxy(
 
 
 def _foreign(scenario: Scenario, dataset: Dataset, *, name: str, samples: int, seed: int) -> np.ndarray:
-    """Images of another data set, in the shape of this one's; its classes mean nothing here."""
+    """Return images of another data set, in the shape of this one's; its classes mean nothing here."""
     size = int(dataset.train_images.shape[-1])
     foreign = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
     same = foreign.train_images.shape[1:] == dataset.train_images.shape[1:] and foreign.scale == dataset.scale

@@ -1,4 +1,4 @@
-"""What parameters that are null come to: the profile's values, which a configuration leaves open.
+"""Values of parameters that are null: the profile's, which a configuration leaves open.
 
 They stay null in ``config.yaml``: filled in, they would win over another profile in a configuration made from it.
 """
@@ -15,7 +15,7 @@ from fedsweep.world.devices import from_profile
 
 
 def implied(config: Config, world: World) -> dict[str, Any]:
-    """Dotted key -> value, for parameters of drift, availability and devices that are null.
+    """Return dotted key -> value, for parameters of drift, availability and devices that are null.
 
     Args:
         config: The configuration.

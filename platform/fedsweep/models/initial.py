@@ -24,7 +24,7 @@ _HEADER_BYTES = 10 * 2**20
 
 
 def weights_file(source: str, *, key: str = _KEY) -> Path:
-    """The file that ``model.init_from`` means, absolute.
+    """Return the file that ``model.init_from`` means, absolute.
 
     Args:
         source: A run's folder, or a file that ends in ``.safetensors``.
@@ -44,7 +44,7 @@ def weights_file(source: str, *, key: str = _KEY) -> Path:
 
 
 def weights_sha256(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits.
+    """Return the SHA-256 of a file, in hexadecimal digits.
 
     Raises:
         DataError: It can't be read, or is no regular file.
@@ -57,7 +57,7 @@ def weights_sha256(file: Path) -> str:
 
 
 def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: str, key: str = _KEY) -> Tensor:
-    """The values of a file as a vector [num_values].
+    """Return the values of a file as a vector [num_values].
 
     Args:
         file: The file.
@@ -90,7 +90,7 @@ def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: s
 
 
 def weights_vector(tensors: Mapping[str, Tensor], layout: FlatLayout, *, source: str, model: str) -> Tensor:
-    """A model's tensors from a file, checked, as a vector [num_values].
+    """Return a model's tensors from a file, checked, as a vector [num_values].
 
     Args:
         tensors: By name.
@@ -110,7 +110,7 @@ def weights_vector(tensors: Mapping[str, Tensor], layout: FlatLayout, *, source:
 
 
 def _difference(tensors: Mapping[str, Tensor], layout: FlatLayout) -> str:
-    """The first thing in which they differ from the model's; empty where they don't."""
+    """Return the first thing in which they differ from the model's; empty where they don't."""
     wanted = dict(zip(layout.names, layout.shapes, strict=True))
     for name, shape in wanted.items():
         if name not in tensors:

@@ -67,7 +67,7 @@ def make_network(
     num_classes: int,
     stream: Stream,
 ) -> Network:
-    """A new network on the CPU, its initial values determined by the stream.
+    """Return a new network on the CPU, its initial values determined by the stream.
 
     Torch's global generator is seeded while the network is built, and put back afterwards. A callable of one's own
     must draw from it alone (torch's initialisers do): numpy's and Python's generators are not seeded.
@@ -100,7 +100,7 @@ def make_network(
 
 @contextmanager
 def _within_memory(name: str, options: Mapping[str, object]) -> Iterator[None]:
-    """A network that no memory holds is no bug."""
+    """Yield a network that no memory holds is no bug."""
     try:
         yield
     except (RuntimeError, TypeError) as error:

@@ -53,7 +53,7 @@ class UnitSubModel(SubModel):
     scales_in: MultiplierIn = "activation"
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields alone: what is kept for speed does not travel."""
+        """Return the fields alone: what is kept for speed does not travel."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def key(self) -> str:
@@ -86,7 +86,7 @@ class UnitSubModel(SubModel):
         return build_submodel_module(cast(Network, model), dict(self.kept), scales=self._factors())
 
     def _factors(self) -> dict[str, Tensor]:
-        """Group -> factor of each kept unit, in float64."""
+        """Return group -> factor of each kept unit, in float64."""
         units_of, sizes = dict(self.kept), {group.name: group.size for group in self.groups}
         return {
             name: torch.tensor(values, dtype=torch.float64).expand(len(units_of.get(name, ())) or sizes[name])
@@ -116,7 +116,7 @@ class UnitSubModel(SubModel):
         return scale.to(full.dtype)
 
     def index_bytes(self) -> int:
-        """A bit per unit of each cut group (none where the first units are kept), and a value per factor."""
+        """Return a bit per unit of each cut group (none where the first units are kept), and a value per factor."""
         sizes = {group.name: group.size for group in self.groups}
         bits = sum(-(-sizes[name] // 8) for name, units in self.kept if units != tuple(range(len(units))))
         return bits + BYTES_PER_VALUE * sum(len(values) for _, values in self.scales)
@@ -139,7 +139,7 @@ class UnitSubModel(SubModel):
         return replace(full, shapes=tuple(shapes), num_params=sizes[0], num_buffers=sizes[1], num_riders=sizes[2])
 
     def _index_and_cover(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
-        """Where the part's values lie in the full vector [V of the part], and which those are (bool [V])."""
+        """Return the part's places in the full vector [V of the part], and the same as a mask (bool [V])."""
         entry = vars(self).get("_index")
         if entry is None or (entry[0] is not full and entry[0] != full):
             entry = (full, self._make_index(full))
@@ -171,7 +171,7 @@ def unit_submodel(
     scales: Mapping[str, Sequence[float]] | None = None,
     scales_in: MultiplierIn = "activation",
 ) -> SubModel:
-    """The sub-model with these units; the full model where nothing is left out and all factors are 1.
+    """Return the sub-model with these units; the full model where nothing is left out and all factors are 1.
 
     Args:
         groups: The network's unit groups.

@@ -101,13 +101,13 @@ class DeviceFleet:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The fleet as a JSON document that :meth:`from_json` reads back to the same bits."""
+        """Return the fleet as a JSON document that :meth:`from_json` reads back to the same bits."""
         document = {"format": FLEET_FORMAT, "version": 1, "sha256": self.sha256, "devices": _records(self)}
         return json.dumps(document, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the device file") -> DeviceFleet:
-        """The fleet of a JSON document.
+        """Return the fleet of a JSON document.
 
         Args:
             text: What :meth:`to_json` gave. A document written by hand has null as its ``sha256``.
@@ -223,7 +223,7 @@ def build_devices(
 
 
 def from_profile(parameters: Mapping[str, Any], *, run_seed: int) -> dict[str, object]:
-    """Return what parameters of :func:`build_devices` come to that are null; none with a file, which has its own.
+    """Return the profile's values for null parameters of :func:`build_devices`; none with a file, which has its own.
 
     Args:
         parameters: The parameters.
@@ -240,7 +240,7 @@ def from_profile(parameters: Mapping[str, Any], *, run_seed: int) -> dict[str, o
 
 
 def client_time(device: DeviceProfile, *, steps: int, flops: float, bits_down: float, bits_up: float) -> ClientTime:
-    """The expected time of a client's work, without jitter: what methods plan with.
+    """Return the expected time of a client's work, without jitter: what methods plan with.
 
     T_k = lat_dn + D_k / b_dn + C_k + lat_up + U_k / b_up,  C_k = steps x overhead + FLOPs / F.
 
@@ -262,7 +262,7 @@ def client_time(device: DeviceProfile, *, steps: int, flops: float, bits_down: f
 
 
 def jittered(device: DeviceProfile, *, seed: int, round: int, client: int) -> DeviceProfile:
-    """The device as it is in one round: each rate times max(0.1, Normal(1, cv)).
+    """Return the device as it is in one round: each rate times max(0.1, Normal(1, cv)).
 
     Computing jitter scales the time of a local step as a whole, its overhead included. Latencies stay.
 

@@ -22,7 +22,7 @@ Images = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSkew(Checked, ABC):
-    """How a client's pictures differ from the others'.
+    """Difference of a client's pictures from the others'.
 
     Attributes:
         source: Who proposed it; for listings.
@@ -34,7 +34,7 @@ class FeatureSkew(Checked, ABC):
 
     @abstractmethod
     def of_client(self, images: Images, client: int, num_clients: int, *, scale: float, stream: Stream) -> Images:
-        """Return what a client holds instead.
+        """Return a client's images under the skew.
 
         Args:
             images: ``[n, C, H, W]``, uint8 or float32; not changed.
@@ -51,7 +51,7 @@ class FeatureSkew(Checked, ABC):
         """
 
     def apply(self, images: Images, indices: Sequence[NDArray[np.int64]], *, scale: float, stream: Stream) -> Images:
-        """The training images ``[S, C, H, W]`` with those of each client replaced.
+        """Return the training images ``[S, C, H, W]`` with those of each client replaced.
 
         Args:
             images: ``[S, C, H, W]``; not changed.

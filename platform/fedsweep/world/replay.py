@@ -42,7 +42,7 @@ class ScenarioTrace:
         return len(self.present)
 
     def with_round(self, present: Sequence[int], class_sets: Mapping[int, Sequence[int]]) -> ScenarioTrace:
-        """The trace with one more round at its end.
+        """Return the trace with one more round at its end.
 
         Args:
             present: Clients that were there.
@@ -61,11 +61,11 @@ class ScenarioTrace:
         return replace(self, present=(*self.present, there), class_sets=(*self.class_sets, sets))
 
     def classes_of(self, client: int, round: int) -> tuple[int, ...]:
-        """A client's classes in a recorded round (from 1); all where none are recorded."""
+        """Return a client's classes in a recorded round (from 1); all where none are recorded."""
         return self.class_sets[round - 1].get(client, tuple(range(self.num_classes)))
 
     def to_json(self) -> str:
-        """The trace as a JSON document, one line per round."""
+        """Return the trace as a JSON document, one line per round."""
         lines = [
             json.dumps({"present": there, "classes": {str(client): sets[client] for client in sorted(sets)}})
             for there, sets in zip(self.present, self.class_sets, strict=True)
@@ -80,7 +80,7 @@ class ScenarioTrace:
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the scenario file") -> ScenarioTrace:
-        """The trace of a JSON document.
+        """Return the trace of a JSON document.
 
         Args:
             text: What :meth:`to_json` gave.

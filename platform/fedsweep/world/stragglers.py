@@ -18,7 +18,7 @@ from fedsweep.parameters.ranges import AtLeastOne, Checked, CountOrZero, Positiv
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRun:
-    """What a selected client would do if nobody cut it short.
+    """A selected client's round as it would be if nobody cut it short.
 
     Attributes:
         client: Its id.
@@ -37,7 +37,7 @@ class ClientRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
-    """How a round ended.
+    """End of a round.
 
     Attributes:
         duration_s: From the round's start to its end, without the server's own time.
@@ -64,7 +64,7 @@ class StragglerPolicy(Checked, ABC):
 
     @property
     def judges_rounds(self) -> bool:
-        """Whether it compares whole rounds of clients, one message down and one up, with each other or a deadline.
+        """Return whether it compares clients' whole rounds, one message down and one up, with each other or a deadline.
 
         Such a policy does not go with rounds of several sync points.
         """
@@ -80,7 +80,7 @@ class StragglerPolicy(Checked, ABC):
         """
 
     def num_selected(self, wanted: int) -> int:
-        """Clients to select where ``wanted`` updates are wanted: ceil(over_selection x wanted)."""
+        """Return the number of clients to select for ``wanted`` updates: ceil(over_selection x wanted)."""
         # The slack keeps 1.3 x 10 at 13 where the product is a hair above.
         return math.ceil(self.over_selection * wanted - 1e-9)
 

@@ -42,13 +42,13 @@ class OfficialFile:
 
 
 def default_root() -> Path:
-    """The user's cache folder: ``$XDG_CACHE_HOME/fedsweep``, or ``~/.cache/fedsweep``."""
+    """Return the user's cache folder: ``$XDG_CACHE_HOME/fedsweep``, or ``~/.cache/fedsweep``."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fedsweep"
 
 
 def read_checked(path: Path, md5: str) -> bytes:
-    """A file's bytes, whose checksum was compared first.
+    """Return a file's bytes, whose checksum was compared first.
 
     Raises:
         DataError: the file cannot be read, or its checksum differs.

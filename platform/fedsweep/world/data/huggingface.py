@@ -34,7 +34,7 @@ _MOST_PIXELS = 4096 * 4096
 
 
 def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
-    """A data set of images with labels.
+    """Return a data set of images with labels.
 
     Where there is no split for testing, a fifth of the training split becomes the test set, the same in every run.
     Pictures are grey where all are; mean and deviation are those of the training pictures.
@@ -93,21 +93,21 @@ def _splits(place: str, options: Mapping[str, str], *, download: bool) -> Mappin
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """What was opened, before any picture is read."""
+    """An opened data set, before any picture is read."""
 
     name: str
     options: Mapping[str, str]
     splits: Mapping[str, datasets.Dataset]
 
     def split(self, role: str, candidates: tuple[str, ...]) -> str | None:
-        """The split that has a role, as the user or its name says."""
+        """Return the split that has a role, as the user or its name says."""
         choice = self.options.get(role)
         if choice is not None and choice not in self.splits:
             raise DataError(f"{self.name}: {unknown_name('split', choice, list(self.splits))}")
         return choice or next((split for split in candidates if split in self.splits), None)
 
     def column(self, role: str, of: datasets.Dataset) -> str:
-        """The column that has a role."""
+        """Return the column that has a role."""
         import datasets as library
 
         kinds = {"image": library.Image, "label": library.ClassLabel}
@@ -184,7 +184,7 @@ def _part(source: _Source, part: datasets.Dataset, *, image_size: int | None) ->
 
 
 def _pictures(name: str, rows: datasets.Dataset, column: str, *, image_size: int | None) -> NDArray[np.uint8]:
-    """``[S, C, H, W]``; one channel where every picture is grey."""
+    """Decode pictures to ``[S, C, H, W]``; one channel where every picture is grey."""
     from PIL.Image import Resampling
 
     pictures: list[NDArray[np.uint8]] = []

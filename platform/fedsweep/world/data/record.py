@@ -137,7 +137,7 @@ def of_bytes(
     pixels: tuple[tuple[float, ...], tuple[float, ...]],
     class_names: Sequence[str],
 ) -> Dataset:
-    """A data set of pixels 0..255 whose classes are named.
+    """Return a data set of pixels 0..255 whose classes are named.
 
     Args:
         name: What it is called in tables.

@@ -143,7 +143,7 @@ class Dirichlet(Partition):
         return parts_by_owner(owners_by_counts(labels, counts, rng), num_clients)
 
     def _draw(self, class_sizes: Indices, num_clients: int, rng: np.random.Generator) -> Indices:
-        """Counts ``[C, N]`` with at least ``min_samples`` for each client."""
+        """Draw counts ``[C, N]`` with at least ``min_samples`` for each client."""
         best, fewest_short = np.empty(0, np.int64), num_clients + 1
         draws = 0
         while draws < self.max_draws and not (draws == _HOPELESS_DRAWS and fewest_short > _HOPELESS_SHORT):

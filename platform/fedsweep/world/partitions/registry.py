@@ -1,4 +1,4 @@
-"""How the training samples fall to the clients: the kinds by name, and mixtures of kinds.
+"""Partitions of the training samples among the clients: the kinds by name, and mixtures of kinds.
 
 A partition is a frozen record of its parameters; :meth:`Partition.split` is a pure function of the labels and a
 stream. All kinds here give every sample to exactly one client and every client at least one sample.
