@@ -66,7 +66,7 @@ class DynamicRegularizer(LocalTerm):
         }
 
     def strength_of(self, client: ClientFacts) -> float:
-        """Return the client's own."""
+        """Return the client's own strength."""
         return self.strength
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, dict[str, Tensor]]:

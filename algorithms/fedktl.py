@@ -135,14 +135,12 @@ class Knowledge(KeepsModel):
         images, latents = step.broadcast[_IMAGES], step.broadcast[_LATENTS]
         chosen = torch.randperm(len(images), generator=step.stream.child("images").torch())[: len(step.targets)]
         features: Callable[[Tensor], Tensor] = step.model.features  # type: ignore[assignment]
-        image_features = features(images[chosen].to(step.inputs))
+        outputs = features(images[chosen].to(step.inputs))
         start = step.memory.get("projection", (step.broadcast[_WEIGHT], step.broadcast[_BIAS]))
-        weight, bias = (
-            cast(Tensor, v).detach().to(image_features).requires_grad_() for v in cast(tuple[Any, Any], start)
-        )
+        weight, bias = (cast(Tensor, v).detach().to(outputs).requires_grad_() for v in cast(tuple[Any, Any], start))
         # What after_step reads: the projection is no part of the model, so the backward pass leaves its gradient here.
         step.memory["leaves"] = (weight, bias)
-        return self.strength * F.mse_loss(F.linear(image_features, weight, bias), latents[chosen].to(image_features))
+        return self.strength * F.mse_loss(F.linear(outputs, weight, bias), latents[chosen].to(outputs))
 
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         memory = dict(step.memory)
@@ -292,11 +290,9 @@ class LatentAlignment(Refinement):
                 chosen = order[place : place + self.server_batch]
                 if len(chosen) < 2:
                     continue
-                transformed = transformer(prototypes[chosen])
+                latents = transformer(prototypes[chosen])
                 valid = self.decoder.latents(len(chosen), sync.stream.child("latents", epoch, place))
-                loss = discrepancy(transformed, valid) + self.alignment * F.mse_loss(
-                    transformed, centroids[labels[chosen]]
-                )
+                loss = discrepancy(latents, valid) + self.alignment * F.mse_loss(latents, centroids[labels[chosen]])
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]

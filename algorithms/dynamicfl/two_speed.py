@@ -177,7 +177,7 @@ class TwoSpeed(Pacing):
         )
 
     def report(self, state: State) -> ComponentReport:
-        """Return the group, and its share of the cohort is seen from there."""
+        """Report the group; its share of the cohort is seen from there."""
         return ComponentReport(high_frequency=tuple(state["group"]))
 
 

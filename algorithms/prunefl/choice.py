@@ -65,7 +65,7 @@ class Choice:
     fixed_time: float
 
     def most(self, layers: Layers) -> int:
-        """Return weights that may be alive."""
+        """Return the greatest number of alive weights."""
         return round((1 - self.sparsity) * sum(stop - start for start, stop in layers.values()))
 
     def weight_times(self, model: nn.Module, layers: Layers) -> dict[str, float]:

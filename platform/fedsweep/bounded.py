@@ -54,7 +54,7 @@ def open_regular(path: Path, *, follow: bool = False) -> Iterator[int]:
 
 
 def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
-    """Return the bytes of a regular file that is not too large; for ``follow`` see :func:`open_regular`.
+    """Read the bytes of a regular file that is not too large; for ``follow`` see :func:`open_regular`.
 
     Raises:
         OSError: As :func:`open_regular`; or it is larger.
@@ -68,7 +68,7 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Return a JSON document of bounded depth and with a bounded number of lists and objects.
+    """Parse a JSON document of bounded depth and with a bounded number of lists and objects.
 
     Args:
         data: At most some :data:`MOST_DOCUMENT_BYTES`.

@@ -198,7 +198,7 @@ def _initial(config: Config) -> dict[str, str]:
 
 
 def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
-    """Return the method that the section ``method`` describes.
+    """Build the method that the section ``method`` describes.
 
     Args:
         spec: ``{name: ..., parameters}``, ``{merge: [{name: ..., parameters}, ...]}``, or a whole configuration.

@@ -168,7 +168,7 @@ def _rule_of(kind: Any, hook: str) -> Rule:
 
 
 def pair(must: str, first: Rule, second: Rule | None = None) -> Rule:
-    """Return a tuple of two, most often with the new state; ``{n}`` in its description is the length of ``like``."""
+    """Return the rule for a tuple of two, often with the new state; ``{n}`` in ``must`` is the length of ``like``."""
 
     def check_pair(answer: Any, call: Call) -> None:
         if not isinstance(answer, tuple) or len(answer) != 2:
@@ -181,7 +181,7 @@ def pair(must: str, first: Rule, second: Rule | None = None) -> Rule:
 
 
 def items(*of: type) -> Rule:
-    """Return a tuple of such things."""
+    """Return the rule for a tuple of such things."""
 
     def check_items(answer: Any, call: Call) -> None:
         if not isinstance(answer, tuple | list) or not all(isinstance(item, of) for item in answer):

@@ -176,7 +176,7 @@ def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor)
 def coverage_mean(
     server: Tensor, rows: Sequence[Tensor], covers: Sequence[Tensor | None], weights: Sequence[float]
 ) -> Tensor:
-    """Return the one aggregation rule: each coordinate is the weighted mean over the clients that hold it.
+    """Apply the one aggregation rule: each coordinate is the weighted mean over the clients that hold it.
 
     With full models it is the ordinary weighted mean; a coordinate that nobody holds keeps the server's value.
 

@@ -27,7 +27,7 @@ Place = tuple[Path, str]
 
 
 def read_whole(path: Path) -> Any:
-    """Return the value of a YAML file with everything that it refers to.
+    """Read the value of a YAML file with everything that it refers to.
 
     Raises:
         ConfigError: A file can't be read, a reference leads nowhere, to something of the wrong type or in a circle;

@@ -14,7 +14,7 @@ SELECTORS = frozenset({"name", "kind", "merge"})
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Return the dotted key and the value of ``KEY=VALUE``.
+    """Parse the dotted key and the value of ``KEY=VALUE``.
 
     Raises:
         ConfigError: There is no ``=``, the key is empty or has an empty part, or the value is not YAML.

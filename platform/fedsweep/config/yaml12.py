@@ -146,7 +146,7 @@ _Loader.add_constructor(_PREFIX + "float", _construct_float)
 
 
 def parse(text: str, *, source: str) -> Any:
-    """Return the value of one YAML document; messages name its source.
+    """Parse the value of one YAML document; messages name its source.
 
     Raises:
         ConfigError: It is not YAML, gives a key twice, or has a key that is not text; the message names the line.

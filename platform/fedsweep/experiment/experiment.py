@@ -163,7 +163,7 @@ class Experiment:
         return self.build_model()
 
     def new_model(self) -> nn.Module:
-        """Return the same for whoever changes it."""
+        """Return a copy of the template, for whoever changes it."""
         return copy.deepcopy(self.template)
 
     @cached_property

@@ -40,7 +40,7 @@ BYTES_PER_VALUE = 4
 
 
 def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, count_batch_norm: bool = True) -> int:
-    """Return multiply-accumulates of one forward pass of one sample.
+    """Count the multiply-accumulates of one forward pass of one sample.
 
     The model, its buffers and all random generators stay as they are. Runs one sample through a copy on the CPU;
     callers keep the result.
@@ -181,7 +181,7 @@ def _layer_by_layer() -> Iterator[None]:
 
 
 def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STEP) -> int:
-    """Return floating-point operations of training.
+    """Count the floating-point operations of training.
 
     Args:
         macs: Multiply-accumulates of one sample's forward pass, without batch norm's.

@@ -100,7 +100,7 @@ def make_network(
 
 @contextmanager
 def _within_memory(name: str, options: Mapping[str, object]) -> Iterator[None]:
-    """Yield a network that no memory holds is no bug."""
+    """Refuse a network that no memory holds: it is no bug."""
     try:
         yield
     except (RuntimeError, TypeError) as error:

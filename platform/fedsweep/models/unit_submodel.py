@@ -116,7 +116,7 @@ class UnitSubModel(SubModel):
         return scale.to(full.dtype)
 
     def index_bytes(self) -> int:
-        """Return a bit per unit of each cut group (none where the first units are kept), and a value per factor."""
+        """Count a bit per unit of each cut group (none where the first units are kept), and a value per factor."""
         sizes = {group.name: group.size for group in self.groups}
         bits = sum(-(-sizes[name] // 8) for name, units in self.kept if units != tuple(range(len(units))))
         return bits + BYTES_PER_VALUE * sum(len(values) for _, values in self.scales)

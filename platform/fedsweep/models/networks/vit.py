@@ -131,7 +131,7 @@ class VitTiny(LinearHeadNetwork):
 
 
 def patch_side(input_shape: InputShape, patch_size: int = 0) -> int:
-    """Return pixels of a patch's side.
+    """Return the pixels of a patch's side.
 
     Args:
         input_shape: Channels, height and width of one sample.

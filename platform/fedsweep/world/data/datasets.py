@@ -84,7 +84,7 @@ def is_present(name: str, *, root: str | None) -> bool:
 
 
 def load_dataset(name: str, *, root: str | None, download: bool, image_size: int | None = None) -> Dataset:
-    """Return a data set, by name.
+    """Load a data set, by name.
 
     Args:
         name: One of :data:`DATASETS`, ``hf:NAME`` or ``hf:./FOLDER``, ``package.module:callable``, or an entry

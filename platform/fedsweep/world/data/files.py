@@ -48,7 +48,7 @@ def default_root() -> Path:
 
 
 def read_checked(path: Path, md5: str) -> bytes:
-    """Return a file's bytes, whose checksum was compared first.
+    """Read a file's bytes, whose checksum was compared first.
 
     Raises:
         DataError: the file cannot be read, or its checksum differs.

@@ -34,7 +34,7 @@ _MOST_PIXELS = 4096 * 4096
 
 
 def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
-    """Return a data set of images with labels.
+    """Load a data set of images with labels.
 
     Where there is no split for testing, a fifth of the training split becomes the test set, the same in every run.
     Pictures are grey where all are; mean and deviation are those of the training pictures.

@@ -107,7 +107,7 @@ def _decode(folder: Path, parts: tuple[str, ...]) -> Arrays:
 
 
 def _read_part(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.str_]]:
-    """Return all samples of a folder, in the order of file names, then of users."""
+    """Read all samples of a folder, in the order of file names, then of users."""
     images: list[NDArray[np.uint8]] = [np.empty((0, 1, _SIDE, _SIDE), np.uint8)]
     labels: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     writers: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
