@@ -34,7 +34,7 @@ class ByAccuracy(Weighting):
     times_size: bool = False
 
     def init(self, context: ServerContext) -> State:
-        """No accuracies yet.
+        """Return the state before any accuracy is measured.
 
         Raises:
             ConfigError: There is no validation data.
@@ -57,7 +57,7 @@ class ByAccuracy(Weighting):
         return (values / total if total > 0 else by_samples(updates)), {"accuracies": accuracies}
 
     def report(self, state: State) -> ComponentReport:
-        """Return how far apart the clients' accuracies are."""
+        """Report the lowest and the highest of the clients' accuracies."""
         if state["accuracies"] is None:
             return ComponentReport()
         low, high = float(state["accuracies"].min()), float(state["accuracies"].max())

@@ -71,7 +71,7 @@ class ScoredUnits(SubModelPolicy):
     score_floor: Positive = 0.01
 
     def init(self, context: ServerContext) -> State:
-        """No losses and no scores yet.
+        """Return the state before any loss or score.
 
         Raises:
             ConfigError: The network lists no units that can be left out.
@@ -88,30 +88,30 @@ class ScoredUnits(SubModelPolicy):
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         if self.keep == 1 or not context.cohort:
             return dict.fromkeys(context.cohort, FULL_MODEL), {**state, "drawn": {}, "reused": 0.0}
-        groups, known = unit_groups_of(context.model, method="afd"), state["known"]
+        groups, records = unit_groups_of(context.model, method="afd"), state["known"]
         drawn: dict[int, Tensor] = {}
         # With a shared map there is one owner, so everybody in the round trains the same units.
         for owner in dict.fromkeys(self._owner(k) for k in context.cohort):
-            old = known.get(owner)
+            old = records.get(owner)
             if old is not None and old["reuse"]:
                 drawn[owner] = old["units"]
             else:
                 generator = context.stream.child("units", owner).numpy()
                 drawn[owner] = self._draw(groups, None if old is None else old["scores"], generator)
         parts = {owner: unit_submodel(groups, _units_by_group(groups, units)) for owner, units in drawn.items()}
-        reused = sum(1.0 for owner in drawn if owner in known and known[owner]["reuse"]) / len(drawn)
+        reused = sum(1.0 for owner in drawn if owner in records and records[owner]["reuse"]) / len(drawn)
         return {k: parts[self._owner(k)] for k in context.cohort}, {**state, "drawn": drawn, "reused": reused}
 
     def _draw(self, groups: Sequence[UnitGroup], scores_U: Tensor | None, generator: np.random.Generator) -> Tensor:
-        """Which units are in (bool [U])."""
+        """Draw the units of a sub-model (bool [U])."""
         sizes = [group.size for group in groups]
         scores = np.zeros(sum(sizes)) if scores_U is None else scores_U.numpy()
         weights = np.split(scores + self.score_floor, np.cumsum(sizes)[:-1])
         counts = [ordered_width(size, self.keep) for size in sizes]
-        kept = drawn_of_each(groups, counts, generator=generator, weights=weights)
+        drawn = drawn_of_each(groups, counts, generator=generator, weights=weights)
         chosen = [torch.zeros(size, dtype=torch.bool) for size in sizes]
         for group, units in zip(groups, chosen, strict=True):
-            units[list(kept[group.name])] = True
+            units[list(drawn[group.name])] = True
         return torch.cat(chosen)
 
     # -- what losses say -----------------------------------------------------------------------------------------
@@ -119,20 +119,20 @@ class ScoredUnits(SubModelPolicy):
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """Compare each owner's loss with its last one."""
         # Who took no step has NaN for a loss, and would spoil the mean of a shared map.
-        told = [u for u in updates if isfinite(u.train_loss)]
-        if not sync.ends_round or not told:
+        trained = [u for u in updates if isfinite(u.train_loss)]
+        if not sync.ends_round or not trained:
             return state
-        known = dict(state["known"])
+        records = dict(state["known"])
         for owner, units in state["drawn"].items():
-            own = [u for u in told if self._owner(u.client) == owner]
+            own = [u for u in trained if self._owner(u.client) == owner]
             if own:
                 samples = sum(u.num_samples for u in own)
                 loss = sum(u.train_loss * (u.num_samples / samples) for u in own)
-                known[owner] = self._judged(known.get(owner), units, loss)
-        return {**state, "known": known}
+                records[owner] = self._judged(records.get(owner), units, loss)
+        return {**state, "known": records}
 
     def _judged(self, old: State, units_U: Tensor, loss: float) -> State:
-        """An owner's map, units and loss after a round."""
+        """Return an owner's map, units and loss after a round."""
         if old is None:
             return {
                 "scores": torch.zeros(len(units_U), dtype=torch.float64),
@@ -147,7 +147,7 @@ class ScoredUnits(SubModelPolicy):
         return {"scores": scores, "units": units_U, "loss": loss, "reuse": fell}
 
     def report(self, state: State) -> ComponentReport:
-        """The share of the round's clients that train the units of their last round again."""
+        """Return the share of the round's clients that train the units of their last round again."""
         return ComponentReport(metrics={"dropout_reused": state["reused"]})
 
 

@@ -53,7 +53,7 @@ _CLIENTS = "augfl_clients"
 
 
 def halves(inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A batch's support and query samples; a single sample is both."""
+    """Return a batch's support and query samples; a single sample is both."""
     cut = (len(targets) + 1) // 2
     query = slice(cut if len(targets) > 1 else 0, None)
     return (inputs[:cut], targets[:cut]), (inputs[query], targets[query])
@@ -106,22 +106,22 @@ class MetaStep(LocalTerm):
         theta = {name: step.anchor[name] for name in step.params}
         support, query = halves(step.inputs, step.targets)
         at = _gradients_of(step)
-        found = at({n: v - self.adaptation_rate * gradients[n] for n, v in theta.items()}, query)
+        meta_gradients = at({n: v - self.adaptation_rate * gradients[n] for n, v in theta.items()}, query)
         if self.adaptation_rate:
             delta = 1 / (10 * step.client.round + 100)
             # The Hessian times a gradient, as a difference of two gradients: second derivatives cost more memory.
-            above = at({n: v + delta * found[n] for n, v in theta.items()}, support)
-            below = at({n: v - delta * found[n] for n, v in theta.items()}, support)
+            above = at({n: v + delta * meta_gradients[n] for n, v in theta.items()}, support)
+            below = at({n: v - delta * meta_gradients[n] for n, v in theta.items()}, support)
             scale = self.adaptation_rate / (2 * delta)
-            found = {n: r - scale * (above[n] - below[n]) for n, r in found.items()}
+            meta_gradients = {n: r - scale * (above[n] - below[n]) for n, r in meta_gradients.items()}
         weight = step.client.share / float(step.broadcast[_CLIENTS])
         dual = {name: torch.as_tensor(value).to(theta[name].device) for name, value in step.memory.items()}
-        sent = {n: v - (dual[n] + 2 * weight * found[n]) / self.penalty for n, v in theta.items()}
-        return {name: (-weight * value).cpu() for name, value in found.items()}, sent
+        sent = {n: v - (dual[n] + 2 * weight * meta_gradients[n]) / self.penalty for n, v in theta.items()}
+        return {name: (-weight * value).cpu() for name, value in meta_gradients.items()}, sent
 
 
 def _gradients_of(step: LocalStep) -> Callable[[ParamTree, tuple[Tensor, Tensor]], ParamTree]:
-    """Gradients of the mean cross-entropy at other params; the client's statistics stay as they are."""
+    """Return gradients of the mean cross-entropy at other params; the client's statistics stay as they are."""
 
     def at(params: ParamTree, samples: tuple[Tensor, Tensor]) -> ParamTree:
         leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
@@ -160,7 +160,7 @@ class Transfer(Refinement):
     teacher_steps: Count = 500
 
     def init(self, context: ServerContext) -> State:
-        """No teacher yet.
+        """Return the state before the first teacher.
 
         Raises:
             ConfigError: The server has no labelled samples.
@@ -202,27 +202,27 @@ class Transfer(Refinement):
         return student.vector()
 
     def _distance(self, teacher: Tensor, sync: SyncContext) -> tuple[float, Tensor]:
-        """R and its gradient [P]."""
+        """Return R and its gradient [P]."""
         inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
         device = torch.device(sync.device)
         index = next(batches(len(inputs), self.server_batch, sync.stream.child("transfer")))
         model = template(sync).eval()
         load_vector(model, sync.layout, sync.vector)
-        known = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}
+        teacher_values = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}
         chosen = inputs[index].to(device)
         with torch.no_grad():
-            told = (logits_with(model, known, chosen) / self.temperature).softmax(dim=1)
+            soft_labels = (logits_with(model, teacher_values, chosen) / self.temperature).softmax(dim=1)
         # The teacher's forward pass, and a step's passes of the model.
         sync.count_flops((1 + PASSES_OF_A_STEP) * len(chosen) * sync.forward_flops(FULL_MODEL))
         logits = model(chosen)
         distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
-            (logits / self.temperature).log_softmax(dim=1), told, reduction="batchmean"
+            (logits / self.temperature).log_softmax(dim=1), soft_labels, reduction="batchmean"
         )
         gradients = torch.autograd.grad(distance, list(model.parameters()))
         return float(distance.detach()), torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu()
 
     def report(self, state: State) -> ComponentReport:
-        """R before the step."""
+        """Return R before the step."""
         return ComponentReport(metrics={} if state["distance"] is None else {"transfer_distance": state["distance"]})
 
 

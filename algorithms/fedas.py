@@ -46,7 +46,7 @@ Fisher = Literal["batch", "sample"]
 
 
 def class_means(features_BD: Tensor, targets_B: Tensor) -> dict[int, Tensor]:
-    """The mean of the features [D] of each class that occurs."""
+    """Return the mean of the features [D] of each class that occurs."""
     return {label: features_BD[targets_B == label].mean(dim=0) for label in sorted(set(targets_B.tolist()))}
 
 
@@ -112,9 +112,9 @@ class AlignedBody(KeepsModel):
         prototypes: dict[int, Tensor],
     ) -> ParamTree:
         leaves = {name: value.requires_grad_() for name, value in params.items()}
-        found, targets = features_with(local.model, {**body, **leaves}, local.inputs[chosen]), local.targets[chosen]
+        features, targets = features_with(local.model, {**body, **leaves}, local.inputs[chosen]), local.targets[chosen]
         losses = [
-            F.mse_loss(found[targets == label], prototypes[label].expand(int((targets == label).sum()), -1))
+            F.mse_loss(features[targets == label], prototypes[label].expand(int((targets == label).sum()), -1))
             # In the order of the classes: the sum's bits must not depend on how the batch was shuffled.
             for label in sorted(set(targets.tolist()))
         ]

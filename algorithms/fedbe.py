@@ -119,15 +119,15 @@ class BayesianEnsemble(Refinement):
             if step >= self.average_from * steps and step % self.average_every == 0:
                 total, averaged = total + student.vector()[:size].double(), averaged + 1
                 sync.working(f"distilling: step {step} of {steps}, loss {losses[-1]:.4f}")
-        found = student.vector()
+        refined = student.vector()
         if averaged:
-            found[:size] = total / averaged
+            refined[:size] = total / averaged
             # Averaged weights have activations of their own, which the last student's statistics do not fit.
-            found = student.with_statistics(found, inputs) if self.batch_norm == "proxy" else found
-        return found, {"loss": sum(losses) / len(losses)}
+            refined = student.with_statistics(refined, inputs) if self.batch_norm == "proxy" else refined
+        return refined, {"loss": sum(losses) / len(losses)}
 
     def _targets(self, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
-        """The teachers' sharpened mean probabilities [B, C]."""
+        """Return the teachers' sharpened mean probabilities [B, C]."""
         logits = [ensemble_logits(updates, sync, inputs)] if self.with_clients else []
         full = ([vector] if self.with_average else []) + self._drawn(vector, updates, sync)
         if full:
@@ -139,19 +139,19 @@ class BayesianEnsemble(Refinement):
         if not self.samples:
             return []
         params = slice(sync.layout.num_params)
-        found = self.draws(
+        rows = self.draws(
             torch.stack([u.vector[params] for u in updates if u.vector is not None]),
             by_samples(updates),
             start=sync.vector[params],
             shapes=[value.numel() for value in sync.layout.params(sync.vector).values()],
             stream=sync.stream.child("posterior"),
         )
-        return [torch.cat([row.to(vector.dtype), vector[params.stop :]]) for row in found]
+        return [torch.cat([row.to(vector.dtype), vector[params.stop :]]) for row in rows]
 
     def draws(
         self, models_MP: Tensor, samples_M: Tensor, *, start: Tensor, shapes: list[int], stream: Stream
     ) -> Tensor:
-        """Parameters [samples, P] drawn from the posterior.
+        """Return parameters [samples, P] drawn from the posterior.
 
         Args:
             models_MP: The clients' parameters.
@@ -182,7 +182,7 @@ class BayesianEnsemble(Refinement):
         return start.double() + torch.cat(parts, dim=1)
 
     def report(self, state: State) -> ComponentReport:
-        """The mean loss of the round's distillation."""
+        """Return the mean loss of the round's distillation."""
         return ComponentReport(metrics={} if state["loss"] is None else {"distillation_loss": state["loss"]})
 
 

@@ -68,7 +68,7 @@ class Distilled(Refinement):
     batch_norm: BatchNorm = "proxy"
 
     def init(self, context: ServerContext) -> State:
-        """Nothing distilled yet.
+        """Return the state before the first distillation.
 
         Raises:
             ConfigError: Data is needed but not there.
@@ -90,7 +90,7 @@ class Distilled(Refinement):
         student = Student(vector, sync, batch_norm=self.batch_norm)
         optimizer = torch.optim.Adam(student.module.parameters(), lr=self.learning_rate, foreach=False)
         # Below every accuracy, so that the first student that is validated is kept whatever it knows.
-        found, best, best_step, losses = vector, -1.0, 0, []
+        best_vector, best, best_step, losses = vector, -1.0, 0, []
         orders = batches(len(inputs), self.batch_size, sync.stream)
         for step, index in enumerate(islice(orders, self.steps), start=1):
             optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_rate(step - 1, self.steps)
@@ -108,13 +108,13 @@ class Distilled(Refinement):
             sync.working(f"distilling: step {step} of {self.steps}, loss {losses[-1]:.4f}")
             accuracy = 0.0 if validation is None else student.accuracy(*validation)
             if validation is None or accuracy > best:
-                found, best, best_step = student.vector(), accuracy, step
+                best_vector, best, best_step = student.vector(), accuracy, step
             elif step - best_step >= self.patience:
                 break
-        return found, {"loss": sum(losses) / len(losses), "steps": len(losses)}
+        return best_vector, {"loss": sum(losses) / len(losses), "steps": len(losses)}
 
     def report(self, state: State) -> ComponentReport:
-        """The mean loss of the round's distillation, and how long it was."""
+        """Return the mean loss of the round's distillation, and how long it was."""
         if state["loss"] is None:
             return ComponentReport()
         return ComponentReport(metrics={"distillation_loss": state["loss"], "distillation_steps": state["steps"]})

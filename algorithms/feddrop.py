@@ -43,14 +43,14 @@ from .parts.unit_draws import unit_groups_of
 
 
 def hidden_neurons(model: nn.Module | None) -> tuple[UnitGroup, ...]:
-    """The neurons of hidden fully connected layers; empty where a network has only convolutions or heads."""
+    """Return the neurons of hidden fully connected layers; empty where a network has only convolutions or heads."""
     return tuple(group for group in unit_groups_of(model, method="feddrop") if group.kind == "linear")
 
 
 def costs_by_share(
     model: nn.Module, layout: FlatLayout, groups: Sequence[UnitGroup]
 ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Values and multiply-accumulates of the network as coefficients of 1, s, s^2, where a share s of the units stays.
+    """Return values and multiply-accumulates as coefficients of 1, s, s^2, where a share s of the units stays.
 
     They are the expected values for units that are kept independently with probability s: a layer between two dropped
     ones shrinks with s^2, the first and the last with s.
@@ -78,7 +78,7 @@ def rate_within(
     macs: Sequence[int],
     cap: float,
 ) -> float:
-    """The smallest rate, 0 .. ``cap``, at which the device's expected round fits the budget; ``cap`` where none does.
+    """Return the smallest rate, 0 .. ``cap``, at which the device's round fits the budget; ``cap`` where none does.
 
     Args:
         budget_s: Seconds for download, training and upload.
@@ -125,7 +125,7 @@ class DroppedNeurons(SubModelPolicy):
     budget_s: Positive | None = None
 
     def init(self, context: ServerContext) -> State:
-        """Return what the network costs by the share that is kept.
+        """Return the network's costs by the share of units that stays.
 
         Raises:
             ConfigError: The network lists no units, or there is a budget but no devices.
@@ -150,13 +150,13 @@ class DroppedNeurons(SubModelPolicy):
         parts: dict[int, SubModel] = {}
         for client in context.cohort:
             rates[client] = self._rate(state, context, client) if groups else 0.0
-            kept, scales = drawn_units(
+            units, scales = drawn_units(
                 groups,
                 {group.name: np.full(group.size, rates[client]) for group in groups},
                 generator=context.stream.child("units", client).numpy(),
             )
             every_group = unit_groups_of(context.model, method="feddrop")
-            parts[client] = unit_submodel(every_group, kept, scales=scales)
+            parts[client] = unit_submodel(every_group, units, scales=scales)
         return parts, {**state, "mean_rate": float(np.mean(list(rates.values())))}
 
     def _rate(self, state: State, context: RoundContext, client: int) -> float:
@@ -168,7 +168,7 @@ class DroppedNeurons(SubModelPolicy):
         )
 
     def report(self, state: State) -> ComponentReport:
-        """The mean rate of the round's devices; 0 where the network has no hidden neurons."""
+        """Return the mean rate of the round's devices; 0 where the network has no hidden neurons."""
         return ComponentReport(metrics={"dropout_device_rate": state["mean_rate"]})
 
 

@@ -67,7 +67,7 @@ class AdjustableMask(ElementMask):
 
 
 def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[float]:
-    """Shares of alive weights by layer, proportional to the sum of its weight's sides over their product.
+    """Return shares of alive weights by layer, proportional to the sum of its weight's sides over their product.
 
     Layers that would have more than all of their weights are dense, and the others share what is left.
 
@@ -90,7 +90,7 @@ def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[flo
 
 
 def moved_weights(mask_n: Tensor, values_n: Tensor, gradient_n: Tensor, share: float) -> Tensor:
-    """A layer's mask after its smallest alive weights gave way to as many dead ones of large gradient (bool [n])."""
+    """Return a layer's mask with its smallest alive weights exchanged for dead ones of large gradient (bool [n])."""
     number = min(int(share * int(mask_n.sum()) + 0.5), int((~mask_n).sum()))
     if not number:
         return mask_n
@@ -138,12 +138,12 @@ class MeanOfSentMasks(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        held = [replace(u, submodel=ElementMask(mask=_held(u))) if _SENT in u.extras else u for u in updates]
-        return mean_of_updates(held, weights, sync), state
+        masked = [replace(u, submodel=ElementMask(mask=_alive(u))) if _SENT in u.extras else u for u in updates]
+        return mean_of_updates(masked, weights, sync), state
 
 
-def _held(update: ClientUpdate) -> Tensor:
-    """Return what a client has alive after its work (bool [P])."""
+def _alive(update: ClientUpdate) -> Tensor:
+    """Return a client's mask of alive weights after its work (bool [P])."""
     part = cast(AdjustableMask, update.submodel)
     if _SENT not in update.extras:
         return part.mask
@@ -209,7 +209,7 @@ class MovingMask(MaskPolicy):
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
         if not any(_SENT in u.extras for u in updates):
             return super().next_mask(state, vector, updates, sync)
-        masks = [_held(u) for u in updates if isinstance(u.submodel, ElementMask)]
+        masks = [_alive(u) for u in updates if isinstance(u.submodel, ElementMask)]
         votes = torch.stack(masks).sum(dim=0)
         mask: Tensor = state["mask"].clone()
         for start, stop in state["layers"].values():

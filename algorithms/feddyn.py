@@ -66,7 +66,7 @@ class DynamicRegularizer(LocalTerm):
         }
 
     def strength_of(self, client: ClientFacts) -> float:
-        """The client's own."""
+        """Return the client's own strength."""
         return self.strength
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, dict[str, Tensor]]:
@@ -106,9 +106,9 @@ class AddMeanMove(ServerUpdate):
         # Of all attendees alike, whatever their weights: each of them adds its own move to its memory, too.
         total = torch.zeros(size, dtype=torch.float64)
         for update in updates:
-            held = in_whole(update, sync)
-            move = held.vector[:size].double() - sync.anchors[update.anchor_version][:size]
-            total += move if held.cover is None else move.masked_fill(~held.cover[:size], 0.0)
+            whole = in_whole(update, sync)
+            move = whole.vector[:size].double() - sync.anchors[update.anchor_version][:size]
+            total += move if whole.cover is None else move.masked_fill(~whole.cover[:size], 0.0)
         moves = state["moves"] + (total / state["clients"]).to(vector.dtype)
         vector[:size] += moves
         return vector, {**state, "moves": moves}
@@ -134,15 +134,15 @@ class MeanOfModels(Evaluation):
         return {"models": models, "mean": context.layout.views(context.vector.clone())}
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """Takes in the attendees' models; what a sub-model does not hold stays as it was."""
+        """Take in the attendees' models; what a sub-model does not hold stays as it was."""
         if not updates:
             return state
         # A copy: a round that is begun anew starts from the state as it was.
         rows = sync.vector.repeat(len(updates), 1) if state["models"] is None else state["models"].clone()
         for number, update in enumerate(updates):
             row = number if self.of == "active" else update.client
-            held = in_whole(update, sync)
-            rows[row] = held.vector if held.cover is None else torch.where(held.cover, held.vector, rows[row])
+            whole = in_whole(update, sync)
+            rows[row] = whole.vector if whole.cover is None else torch.where(whole.cover, whole.vector, rows[row])
         mean = rows.double().mean(dim=0).to(sync.layout.dtype)
         return {"models": rows if self.of == "all" else None, "mean": sync.layout.views(mean)}
 

@@ -48,7 +48,7 @@ class SumOfLogits(Evaluation):
         return {"num_clients": context.num_clients, "sent": None, "voters": []}
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """Keeps the members, so that the run can be tested again, and the model that was sent last, if it is one.
+        """Store the members, so that the run can be tested again, and the model that was sent last, if it is one.
 
         Sub-models are no vectors that another process could read, so an ensemble of these is not kept.
         """
@@ -61,13 +61,13 @@ class SumOfLogits(Evaluation):
         return {**state, "sent": {name: value.clone() for name, value in sync.layout.views(sent).items()}}
 
     def observe(self, state: State, record: RoundRecord) -> State:
-        """Nobody votes after a round without participants."""
+        """Drop the voters after a round without participants."""
         return state if record.attendees else {**state, "voters": []}
 
     def voters(self, state: State) -> Sequence[Tensor] | None:
-        """The participants' models of the last round; None where clients train parts of the model."""
-        kept: Sequence[Tensor] | None = state.get("voters")
-        return kept
+        """Return the participants' models of the last round; None where clients train parts of the model."""
+        voters: Sequence[Tensor] | None = state.get("voters")
+        return voters
 
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
         if not updates:

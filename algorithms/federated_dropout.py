@@ -26,7 +26,7 @@ from .parts.unit_draws import drawn_of_each, unit_groups_of
 
 
 def num_kept(size: int, keep: float) -> int:
-    """Units of a group that stay: ``keep * size``, rounded half up, at least 1."""
+    """Return the number of units of a group that stay: ``keep * size``, rounded half up, at least 1."""
     # The slack: 0.29 x 50 is meant to be 14.5, but the product is a hair below.
     return max(1, floor(keep * size + 0.5 + 1e-9))
 
@@ -47,7 +47,7 @@ class RandomUnits(SubModelPolicy):
     shared: bool = False
 
     def init(self, context: ServerContext) -> State:
-        """Nothing to remember.
+        """Return an empty state.
 
         Raises:
             ConfigError: The network lists no units that can be left out.

@@ -145,7 +145,7 @@ class LatentGenerator(Refinement):
         return ("label_counts",)
 
     def init(self, context: ServerContext) -> State:
-        """An untrained generator.
+        """Return an untrained generator.
 
         Raises:
             ConfigError: The network does not say where its features are.
@@ -165,7 +165,7 @@ class LatentGenerator(Refinement):
         }
 
     def publish(self, state: State) -> Mapping[str, Published]:
-        """The generator, and the classes to draw where those are not all, and not each client's own."""
+        """Return the generator, and the classes to draw where those are not all, and not each client's own."""
         if not state["sent"]:
             return {}
         contents = {f"generator/{name}": value for name, value in state["generator"].items()}
@@ -188,7 +188,7 @@ class LatentGenerator(Refinement):
         return vector, {**state, **self._trained(state, models, labels, weights, sync), "sent": True}
 
     def _weights(self, counts_MC: Tensor) -> tuple[Tensor, Tensor]:
-        """The classes to train on [C], and each head's weight in each class [M, C]."""
+        """Return the classes to train on [C], and each head's weight in each class [M, C]."""
         if self.variant == "dynamicfl":
             return (counts_MC >= 2).any(dim=0), counts_MC / (counts_MC.sum(dim=0) + 1e-8)
         return (counts_MC > 0).any(dim=0), (counts_MC + 1) / (counts_MC + 1).sum(dim=0)
@@ -207,10 +207,10 @@ class LatentGenerator(Refinement):
             weight_decay=self.generator_weight_decay,
             foreach=False,
         )
-        for name, kept in (state["adam"] or {}).items():
+        for name, moments in (state["adam"] or {}).items():
             # Adam's count of steps stays on the CPU.
             optimizer.state[params[name]] = {
-                key: value.to("cpu" if key == "step" else sync.device, copy=True) for key, value in kept.items()
+                key: value.to("cpu" if key == "step" else sync.device, copy=True) for key, value in moments.items()
             }
         weights, total = weights_MC.to(device=sync.device, dtype=values["mean"].dtype), 0.0
         for number in range(self.generator_steps):
@@ -242,7 +242,7 @@ class LatentGenerator(Refinement):
         return loss + self.diversity * diversity(noise, features) if self.diversity else loss
 
     def report(self, state: State) -> ComponentReport:
-        """The generator's mean loss in the round."""
+        """Return the generator's mean loss in the round."""
         return ComponentReport(metrics={} if state["loss"] is None else {"generator_loss": state["loss"]})
 
 

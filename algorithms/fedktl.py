@@ -60,21 +60,21 @@ _CLIP = 100.0  # greatest norm of any gradient: the models', the projections', t
 
 @functools.cache
 def simplex(num_classes: int) -> Tensor:
-    """A simplex equiangular tight frame [C, C]: columns of length 1 with products ``-1 / (C - 1)``."""
+    """Return a simplex equiangular tight frame [C, C]: columns of length 1 with products ``-1 / (C - 1)``."""
     drawn = torch.rand(num_classes, num_classes, generator=Stream((_ETF, num_classes)).torch(), dtype=torch.float64)
     orthogonal, _ = torch.linalg.qr(drawn)
     centred = torch.eye(num_classes, dtype=torch.float64) - 1 / num_classes
-    found: Tensor = math.sqrt(num_classes / (num_classes - 1)) * orthogonal @ centred
-    return found
+    frame: Tensor = math.sqrt(num_classes / (num_classes - 1)) * orthogonal @ centred
+    return frame
 
 
 def cosines(logits_BC: Tensor, etf_CC: Tensor) -> Tensor:
-    """Of the normalised outputs with each class's direction [B, C]."""
+    """Return the cosines of the outputs with each class's direction [B, C]."""
     return F.normalize(logits_BC, dim=1) @ etf_CC.to(logits_BC)
 
 
 def with_margin(cosines_BC: Tensor, targets_B: Tensor, margin: float) -> Tensor:
-    """``cos(theta + margin)`` in place of the true class's cosine; beyond pi its linear continuation.
+    """Return ``cos(theta + margin)`` in place of the true class's cosine; beyond pi its linear continuation.
 
     Source: Deng et al. (2019), ArcFace; the fall-back is its published program's.
     """
@@ -85,7 +85,7 @@ def with_margin(cosines_BC: Tensor, targets_B: Tensor, margin: float) -> Tensor:
 
 
 def discrepancy(x: Tensor, y: Tensor) -> Tensor:
-    """Maximum mean discrepancy of two samples of one size [M, L]: Gaussian kernels of four widths, biased estimate."""
+    """Estimate the maximum mean discrepancy of two samples [M, L]: Gaussian kernels of four widths, biased."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         apart = (a[:, None] - b).square().sum(dim=2)
@@ -107,8 +107,8 @@ class ArcFace(Objective):
     scale: Positive = 64.0
 
     def loss(self, step: LocalStep) -> Tensor:
-        found = cosines(step.logits, step.broadcast[_ETF])
-        return F.cross_entropy(self.scale * with_margin(found, step.targets, self.margin), step.targets)
+        similarities = cosines(step.logits, step.broadcast[_ETF])
+        return F.cross_entropy(self.scale * with_margin(similarities, step.targets, self.margin), step.targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +135,12 @@ class Knowledge(KeepsModel):
         images, latents = step.broadcast[_IMAGES], step.broadcast[_LATENTS]
         chosen = torch.randperm(len(images), generator=step.stream.child("images").torch())[: len(step.targets)]
         features: Callable[[Tensor], Tensor] = step.model.features  # type: ignore[assignment]
-        found = features(images[chosen].to(step.inputs))
+        outputs = features(images[chosen].to(step.inputs))
         start = step.memory.get("projection", (step.broadcast[_WEIGHT], step.broadcast[_BIAS]))
-        weight, bias = (cast(Tensor, v).detach().to(found).requires_grad_() for v in cast(tuple[Any, Any], start))
+        weight, bias = (cast(Tensor, v).detach().to(outputs).requires_grad_() for v in cast(tuple[Any, Any], start))
         # What after_step reads: the projection is no part of the model, so the backward pass leaves its gradient here.
         step.memory["leaves"] = (weight, bias)
-        return self.strength * F.mse_loss(F.linear(found, weight, bias), latents[chosen].to(found))
+        return self.strength * F.mse_loss(F.linear(outputs, weight, bias), latents[chosen].to(outputs))
 
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         memory = dict(step.memory)
@@ -181,8 +181,8 @@ class ClassPrototypes(Probe):
 
     def measure(self, client: LocalClient) -> Payload:
         with torch.no_grad():
-            found = F.normalize(client.model(client.inputs), dim=1)
-        means = [found[client.targets == label].mean(dim=0) for label in sorted(set(client.targets.tolist()))]
+            vectors = F.normalize(client.model(client.inputs), dim=1)
+        means = [vectors[client.targets == label].mean(dim=0) for label in sorted(set(client.targets.tolist()))]
         return {"means": F.normalize(torch.stack(means), dim=1)}
 
 
@@ -215,7 +215,7 @@ class LatentAlignment(Refinement):
         return ("label_counts",)
 
     def init(self, context: ServerContext) -> State:
-        """The projection, the transformer and centroids, all random; no decoder yet.
+        """Return the projection, the transformer and centroids, all random; no decoder yet.
 
         Raises:
             ConfigError: The server has no inputs, or the network does not say where its features are.
@@ -259,13 +259,13 @@ class LatentAlignment(Refinement):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        told = [update for update in updates if "prototypes/means" in update.extras]
-        if not told:
+        measured = [update for update in updates if "prototypes/means" in update.extras]
+        if not measured:
             return vector, state
         inputs = server_inputs(sync, _TERM)
         decoder = self.decoder.trained(inputs, sync) if state["decoder"] is None else state["decoder"]
-        prototypes = torch.cat([u.extras["prototypes/means"].float() for u in told])
-        labels = torch.tensor([label for update in told for label in _classes(update, state["classes"])])
+        prototypes = torch.cat([u.extras["prototypes/means"].float() for u in measured])
+        labels = torch.tensor([label for update in measured for label in _classes(update, state["classes"])])
         transformer, centroids, figures = self._aligned(state, prototypes, labels, sync)
         images = self.decoder.decode(decoder, centroids, inputs)
         sync.count_flops(len(images) * self.decoder.decode_flops(inputs))
@@ -275,7 +275,7 @@ class LatentAlignment(Refinement):
     def _aligned(
         self, state: State, prototypes: Tensor, labels: Tensor, sync: SyncContext
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, float]]:
-        """The transformer and the centroids after the round's passes, and how near they came."""
+        """Return the transformer and the centroids after the round's passes, and how near they came."""
         transformer = self._transformer(prototypes.shape[1])
         transformer.load_state_dict(state["transformer"])
         centroids = nn.Parameter(_means(transformer, prototypes, labels, state["centroids"]))
@@ -290,9 +290,9 @@ class LatentAlignment(Refinement):
                 chosen = order[place : place + self.server_batch]
                 if len(chosen) < 2:
                     continue
-                found = transformer(prototypes[chosen])
+                latents = transformer(prototypes[chosen])
                 valid = self.decoder.latents(len(chosen), sync.stream.child("latents", epoch, place))
-                loss = discrepancy(found, valid) + self.alignment * F.mse_loss(found, centroids[labels[chosen]])
+                loss = discrepancy(latents, valid) + self.alignment * F.mse_loss(latents, centroids[labels[chosen]])
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -302,11 +302,11 @@ class LatentAlignment(Refinement):
                     optimizer.step()
                 last = float(loss.detach())
                 first = last if math.isnan(first) else first
-        known = _means(transformer, prototypes, labels, centroids.detach())
-        return _tensors(transformer), known, {"alignment_loss": last, "alignment_start": first}
+        final_centroids = _means(transformer, prototypes, labels, centroids.detach())
+        return _tensors(transformer), final_centroids, {"alignment_loss": last, "alignment_start": first}
 
     def report(self, state: State) -> ComponentReport:
-        """The first and the last loss of the round's alignment."""
+        """Return the first and the last loss of the round's alignment."""
         return ComponentReport(metrics={n: v for n, v in state["figures"].items() if math.isfinite(v)})
 
 
@@ -314,18 +314,18 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
-def _means(transformer: nn.Module, prototypes: Tensor, labels: Tensor, known: Tensor) -> Tensor:
-    """Each class's mean of the transformed prototypes; for a class without one, what is known."""
+def _means(transformer: nn.Module, prototypes: Tensor, labels: Tensor, fallback: Tensor) -> Tensor:
+    """Return each class's mean of the transformed prototypes; for a class without one, the fallback."""
     transformer.eval()
     with torch.no_grad():
-        found, means = transformer(prototypes), known.clone()
+        transformed, means = transformer(prototypes), fallback.clone()
     for label in sorted(set(labels.tolist())):
-        means[label] = found[labels == label].mean(dim=0)
+        means[label] = transformed[labels == label].mean(dim=0)
     return means
 
 
 def _classes(update: ClientUpdate, registered: Mapping[int, Sequence[int]]) -> list[int]:
-    """The classes that a client sends prototypes of: those that it registered; under drift, of those the present."""
+    """Return the classes of a client's prototypes: those that it registered; under drift, of those the present."""
     present = update.classes_since_anchor
     return [label for label in registered[update.client] if present is None or label in present]
 

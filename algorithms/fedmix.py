@@ -75,7 +75,7 @@ class MeanBank(Refinement):
     group_size: Annotated[int, Ge(2)] | None = None
 
     def init(self, context: ServerContext) -> State:
-        """No averages yet.
+        """Return the state before any averages.
 
         Raises:
             ConfigError: An average would be a client's only sample.

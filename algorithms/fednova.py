@@ -19,7 +19,7 @@ from fedsweep.components import ClientUpdate, State, SyncContext, Weighting, by_
 
 
 def normalised(shares_M: Tensor, updates: Sequence[ClientUpdate]) -> Tensor:
-    """``q_k t / t_k`` in float64 [M], with t the mean of the t_k; 0 for a client that took no step.
+    """Return ``q_k t / t_k`` in float64 [M], with t the mean of the t_k; 0 for a client that took no step.
 
     Args:
         shares_M: The q_k, which sum to 1.
@@ -34,8 +34,8 @@ def normalised(shares_M: Tensor, updates: Sequence[ClientUpdate]) -> Tensor:
             return 1.0
         return mean_steps / steps if steps else 0.0
 
-    found = [q * factor(u.effective_steps) for q, u in zip(shares, updates, strict=True)]
-    return torch.tensor(found, dtype=torch.float64)
+    weights = [q * factor(u.effective_steps) for q, u in zip(shares, updates, strict=True)]
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)

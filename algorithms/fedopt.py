@@ -61,7 +61,7 @@ class AdaptiveServer(ServerUpdate):
     adaptivity: Positive = 1e-3
 
     def init(self, context: ServerContext) -> State:
-        """First moment 0, second moment adaptivity squared."""
+        """Return the first moment 0 and the second moment, adaptivity squared."""
         first = torch.zeros(context.layout.num_params, dtype=context.layout.dtype)
         return {"first": first, "second": torch.full_like(first, self.adaptivity**2)}
 

@@ -27,7 +27,7 @@ class Proximal(LocalTerm):
     name: str = "proximal"
 
     def gradient(self, step: LocalStep) -> ParamTree:
-        """``mu * (params - anchor)``."""
+        """Return ``mu * (params - anchor)``."""
         return {name: self.mu * (value.detach() - step.anchor[name]) for name, value in step.params.items()}
 
 

@@ -75,11 +75,11 @@ class SamplesSpeedRarity(Weighting):
     rarity_cap: AtLeastOne = 1.5
 
     def registration(self) -> tuple[str, ...]:
-        """Label counts: without drift they tell a client's classes."""
+        """Register the label counts: without drift they tell a client's classes."""
         return ("label_counts",)
 
     def init(self, context: ServerContext) -> State:
-        """Each client's speed [N], and which classes its data has [N, C]."""
+        """Return each client's speed [N], and which classes its data has [N, C]."""
         return {
             "speeds": np.array([profile.capability for profile in context.profiles]),
             "has_class": np.stack([np.asarray(profile.label_counts) > 0 for profile in context.profiles]),
@@ -148,11 +148,11 @@ class StagnationAware(Pacing):
     patience: Count = 2
 
     def carries_work(self) -> bool:
-        """With ``unaggregated="continue"``."""
+        """Return whether ``unaggregated`` is ``"continue"``."""
         return self.unaggregated == "continue"
 
     def init(self, context: ServerContext) -> State:
-        """Nothing seen yet.
+        """Return the state before the first round.
 
         Raises:
             ConfigError: The accuracy that decides is not measured, or not in every round.
@@ -183,12 +183,12 @@ class StagnationAware(Pacing):
         return (SyncPoint(start=start, attend=attend),), state
 
     def observe(self, state: State, record: RoundRecord) -> State:
-        """The schedule's step after a round; the record of round 0 has the initial model's accuracy."""
+        """Return the schedule's step after a round; the record of round 0 has the initial model's accuracy."""
         accuracy = record.validation_accuracy if self.decide_on == "validation" else record.test_accuracy
         return state if accuracy is None else self.after(state, record.round, accuracy)
 
     def after(self, state: State, round: int, accuracy: float) -> State:
-        """The state after a round (0: before the first) that ended with this accuracy."""
+        """Return the state after a round (0: before the first) that ended with this accuracy."""
         if accuracy > state["best"]:
             return {"every": False, "count": 0, "best": accuracy}
         if round == 0 or not self.aggregates(state, round):
@@ -197,7 +197,7 @@ class StagnationAware(Pacing):
         return {**state, "count": count, "every": state["every"] or count >= self.patience}
 
     def report(self, state: State) -> ComponentReport:
-        """Return what the round's decision followed from."""
+        """Report the figures from which the round's decision followed."""
         return ComponentReport(
             metrics={
                 "aggregations_without_best": float(state["count"]),

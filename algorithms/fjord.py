@@ -90,7 +90,7 @@ class NestedWidths(SubModel):
 
 
 def part_of_part(groups: Sequence[UnitGroup], width: float, widest: float) -> SubModel:
-    """The same as a part of the network at the widest width."""
+    """Return the same as a part of the network at the widest width."""
     smaller = [replace(group, size=ordered_width(group.size, widest)) for group in groups]
     return unit_submodel(smaller, ordered_kept(groups, width))
 
@@ -112,7 +112,7 @@ class OrderedDropout(SubModelPolicy):
     distillation: bool = False
 
     def init(self, context: ServerContext) -> State:
-        """The clients' widest widths.
+        """Return the clients' widest widths.
 
         Raises:
             ConfigError: The network can't be narrowed so, or there are no devices to go by.
@@ -156,12 +156,12 @@ class OrderedDropout(SubModelPolicy):
         )
 
     def report(self, state: State) -> ComponentReport:
-        """The mean width that the round's clients trained at."""
+        """Return the mean width that the round's clients trained at."""
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 
 def _sample_shares(drawn: np.ndarray, count: int, work: ClientWork) -> list[float]:
-    """Return what share of the round's samples goes through each width."""
+    """Return the share of the round's samples that goes through each width."""
     # Steps are not all of one size: the last one of a pass has what is left.
     reached = np.array([work.samples_in(steps) for steps in range(work.steps + 1)])
     samples = np.bincount(drawn, weights=np.diff(reached), minlength=count)

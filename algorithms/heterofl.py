@@ -120,11 +120,11 @@ class Widths(SubModelPolicy):
     masked_loss: bool = False
 
     def registration(self) -> tuple[str, ...]:
-        """The server knows the clients' classes where they mask their losses."""
+        """Register the label counts, where clients mask their losses."""
         return ("label_counts",) if self.masked_loss else ()
 
     def init(self, context: ServerContext) -> State:
-        """The clients' widths.
+        """Return the clients' widths.
 
         Raises:
             ConfigError: The network can't be narrowed so, or there are no devices to go by.
@@ -141,7 +141,7 @@ class Widths(SubModelPolicy):
         return {"widths": self.tiers.fixed(context), "mean_width": 1.0, "num_classes": context.num_classes}
 
     def _scaled_groups(self, model: nn.Module, groups: Sequence[UnitGroup]) -> list[str]:
-        """The groups whose outputs are divided by the width: those without a norm."""
+        """Return the groups whose outputs are divided by the width: those without a norm."""
         names = []
         for group in groups:
             if has_norm(model, group):
@@ -165,21 +165,21 @@ class Widths(SubModelPolicy):
         if width == 1 or model is None:
             return FULL_MODEL
         groups = unit_groups_of(model, method="heterofl")
-        kept = ordered_kept(groups, width)
+        units = ordered_kept(groups, width)
         scaled = self._scaled_groups(model, groups) if self.scaler else []
-        return unit_submodel(groups, kept, scales={name: [1 / width] * len(kept[name]) for name in scaled})
+        return unit_submodel(groups, units, scales={name: [1 / width] * len(units[name]) for name in scaled})
 
     def _with_classes(self, part: SubModel, state: State, context: RoundContext, client: int) -> SubModel:
         if not self.masked_loss:
             return part
-        held = np.flatnonzero(context.profiles[client].label_counts)
-        classes = tuple(int(c) for c in context.classes.get(client, held))
+        own_classes = np.flatnonzero(context.profiles[client].label_counts)
+        classes = tuple(int(c) for c in context.classes.get(client, own_classes))
         if len(classes) == state["num_classes"]:
             return part
         return HeldClasses(part=part, classes=classes, num_classes=state["num_classes"])
 
     def report(self, state: State) -> ComponentReport:
-        """The mean width of the round's clients."""
+        """Return the mean width of the round's clients."""
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 

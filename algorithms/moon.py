@@ -58,7 +58,7 @@ class Contrastive(LocalTerm):
     name: str = "moon"
 
     def passes(self, batch_size: int, num_classes: int) -> Passes:
-        """Two models are asked; a client's first job, which asks none, is charged alike."""
+        """Count the forward passes of two models; a client's first job, which has none, is charged alike."""
         return Passes(step=2)
 
     def loss(self, step: LocalStep) -> Tensor | None:
@@ -66,8 +66,8 @@ class Contrastive(LocalTerm):
         if previous is None:
             return None
         own = step.features
-        kept = {name: value.to(own.device) for name, value in previous.items()}
-        others = [step.frozen(values).features(step.inputs) for values in (step.anchor, kept)]
+        previous_values = {name: value.to(own.device) for name, value in previous.items()}
+        others = [step.frozen(values).features(step.inputs) for values in (step.anchor, previous_values)]
         contrast = torch.stack([F.cosine_similarity(own, other, dim=1) for other in others], dim=1)
         # Eq. 3 is a cross-entropy of two, and the right answer is always the first: the model that was received.
         nearest = torch.zeros(len(own), dtype=torch.int64, device=own.device)
@@ -83,7 +83,7 @@ class ContrastNeeds(Refinement):
     """Changes nothing; refuses networks whose features can't be contrasted before anything starts."""
 
     def init(self, context: ServerContext) -> State:
-        """Nothing to keep.
+        """Return an empty state.
 
         Raises:
             ConfigError: The network does not say where its features are.

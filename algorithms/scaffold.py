@@ -67,8 +67,8 @@ class Correction(LocalTerm):
             name: ((work.anchor[name] - value) / divisor).cpu() - work.broadcast[f"control/{name}"]
             for name, value in work.params.items()
         }
-        kept: Memory = {name: torch.as_tensor(memory[name]) + change for name, change in changes.items()}
-        return kept, changes if self.sends else {}
+        control: Memory = {name: torch.as_tensor(memory[name]) + change for name, change in changes.items()}
+        return control, changes if self.sends else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,8 @@ class MeanControl(Refinement):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        told = [u for u in updates if u.extras]
-        return vector, {**state, "control": _moved(state, {u.client: _told(u, sync) for u in told})}
+        senders = [u for u in updates if u.extras]
+        return vector, {**state, "control": _moved(state, {u.client: _sent_change(u, sync) for u in senders})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,15 +126,15 @@ class RebuiltControl(MeanControl):
 
 
 def _moved(state: State, changes: Mapping[int, Tensor]) -> Tensor:
-    """The server's variate after some clients' changed by so much [P]."""
+    """Return the server's variate after some clients' changed by so much [P]."""
     control = torch.empty_like(state["control"])
     # Weights that don't sum to 1: it is wanted as the one sum whose bits depend on no placement.
     weighted_mean([state["control"], *changes.values()], [1.0, *(state["shares"][k] for k in changes)], control)
     return control
 
 
-def _told(update: ClientUpdate, sync: SyncContext) -> Tensor:
-    """By how much a client says that its variate changed [P]; what its sub-model does not hold did not."""
+def _sent_change(update: ClientUpdate, sync: SyncContext) -> Tensor:
+    """Return the change of a client's variate as it sent it [P]; 0 where its sub-model holds nothing."""
     vector = sync.vector.new_zeros(update.layout.num_values)
     for name, place in update.layout.params(vector).items():
         place.copy_(update.extras[f"scaffold/{name}"])
@@ -142,7 +142,7 @@ def _told(update: ClientUpdate, sync: SyncContext) -> Tensor:
 
 
 def _rebuilt(update: ClientUpdate, control: Tensor, sync: SyncContext) -> Tensor:
-    """The same, made from its model: the client's own arithmetic, value by value."""
+    """Return the same, made from its model: the client's own arithmetic, value by value."""
     if update.vector is None:
         raise ValueError("SCAFFOLD's server rebuilds variates from the attendees' models")
     padded = torch.cat([control, control.new_zeros(sync.layout.num_values - len(control))])
@@ -152,9 +152,9 @@ def _rebuilt(update: ClientUpdate, control: Tensor, sync: SyncContext) -> Tensor
 
 
 def _in_whole(update: ClientUpdate, part: Tensor, sync: SyncContext) -> Tensor:
-    """A sub-model's values among those of the full params [P], zero elsewhere."""
-    held, size = update.submodel.embed(part, sync.layout), sync.layout.num_params
-    return held.vector[:size] if held.cover is None else held.vector[:size].masked_fill(~held.cover[:size], 0.0)
+    """Return a sub-model's values among those of the full params [P], zero elsewhere."""
+    whole, size = update.submodel.embed(part, sync.layout), sync.layout.num_params
+    return whole.vector[:size] if whole.cover is None else whole.vector[:size].masked_fill(~whole.cover[:size], 0.0)
 
 
 def variate_up(*, params: int, rebuild: bool) -> int:

@@ -20,7 +20,7 @@ from fedsweep import Stream
 
 
 def augment(images: Tensor, stream: Stream) -> Tensor:
-    """Images [B, C, H, W] under one family of changes, each of the six equally likely.
+    """Change images [B, C, H, W] by one family of changes, each of the six equally likely.
 
     Args:
         images: In any floating type, on any device.
@@ -37,7 +37,7 @@ def augment(images: Tensor, stream: Stream) -> Tensor:
 def colour(
     images: Tensor, generator: Generator, *, brightness: float = 0.5, saturation: float = 1.0, contrast: float = 0.5
 ) -> Tensor:
-    """Brightness, then saturation, then contrast.
+    """Change brightness, then saturation, then contrast.
 
     Args:
         images: [B, C, H, W].
@@ -54,7 +54,7 @@ def colour(
 
 
 def crop(images: Tensor, generator: Generator, *, ratio: float = 0.125) -> Tensor:
-    """A shift by whole pixels along both axes, zeros where nothing was.
+    """Shift by whole pixels along both axes, with zeros where nothing was.
 
     Args:
         images: [B, C, H, W].
@@ -75,7 +75,7 @@ def crop(images: Tensor, generator: Generator, *, ratio: float = 0.125) -> Tenso
 
 
 def cutout(images: Tensor, generator: Generator, *, ratio: float = 0.5) -> Tensor:
-    """Zeros in a square around a random centre, cut off at the borders.
+    """Set a square around a random centre to zero, cut off at the borders.
 
     Args:
         images: [B, C, H, W].
@@ -96,13 +96,13 @@ def cutout(images: Tensor, generator: Generator, *, ratio: float = 0.5) -> Tenso
 
 
 def flip(images: Tensor, generator: Generator, *, probability: float = 0.5) -> Tensor:
-    """Left and right exchanged, each image with the given probability."""
+    """Exchange left and right, in each image with the given probability."""
     coins = torch.rand(images.shape[0], 1, 1, 1, generator=generator) < probability
     return torch.where(coins.to(images.device), images.flip(3), images)
 
 
 def scale(images: Tensor, generator: Generator, *, ratio: float = 1.2) -> Tensor:
-    """Width and height stretched independently.
+    """Stretch width and height independently.
 
     Args:
         images: [B, C, H, W].
@@ -115,7 +115,7 @@ def scale(images: Tensor, generator: Generator, *, ratio: float = 1.2) -> Tensor
 
 
 def rotate(images: Tensor, generator: Generator, *, degrees: float = 15.0) -> Tensor:
-    """A turn around the centre by an angle that is uniform in ``[-degrees, degrees]``."""
+    """Turn around the centre by an angle that is uniform in ``[-degrees, degrees]``."""
     draws_B = torch.rand(images.shape[0], generator=generator, dtype=torch.float64)
     angles_B = (2 * draws_B - 1) * math.radians(degrees)
     cos_B, sin_B = angles_B.cos(), angles_B.sin()
@@ -127,7 +127,7 @@ FAMILIES: tuple[Callable[[Tensor, Generator], Tensor], ...] = (colour, crop, cut
 
 
 def _symmetric(images: Tensor, generator: Generator) -> Tensor:
-    """Uniform in [-1, 1), one per image: [B, 1, 1, 1]."""
+    """Draw numbers uniformly from [-1, 1), one per image: [B, 1, 1, 1]."""
     draws = torch.rand(images.shape[0], 1, 1, 1, generator=generator)
     return (2 * draws - 1).to(images.device, images.dtype)
 
@@ -145,5 +145,5 @@ def _resample(images: Tensor, maps_B22: Tensor) -> Tensor:
 
 
 def _places(size: int) -> Tensor:
-    """The pixels' places along an axis, from -1 to 1."""
+    """Return the pixels' places along an axis, from -1 to 1."""
     return torch.linspace(-1, 1, size, dtype=torch.float64) if size > 1 else torch.zeros(1, dtype=torch.float64)

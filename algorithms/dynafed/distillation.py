@@ -106,7 +106,7 @@ class TrajectoryDistillation(Refinement):
             )
 
     def init(self, context: ServerContext) -> State:
-        """The initial model is the first snapshot.
+        """Return the state with the initial model as the first snapshot.
 
         Raises:
             ConfigError: The model has batch statistics, or does not tell the shape of its inputs.
@@ -134,19 +134,21 @@ class TrajectoryDistillation(Refinement):
         }
 
     def _real_sample(self, context: ServerContext) -> State:
-        """The first ``images_per_class`` images of each class that the server holds, for the figures."""
+        """Return the first ``images_per_class`` images of each class that the server holds, for the figures."""
         if self.real_reference == "none":
             return None
-        held = context.proxy_data if self.real_reference == "proxy" else context.validation_data
-        images, labels = held if held is not None else (None, None)
+        server_data = context.proxy_data if self.real_reference == "proxy" else context.validation_data
+        images, labels = server_data if server_data is not None else (None, None)
         key = {"proxy": "proxy={per_class: 15, labelled: true}", "validation": "validation=0.05"}[self.real_reference]
         if images is None or labels is None:
             raise ConfigError(
                 f"method.real_reference={self.real_reference} needs labelled data of that kind on the server, but the"
                 f" scenario has none; set scenario.server_data.{key}, or method.real_reference=none"
             )
-        found = [torch.nonzero(labels == label)[: self.images_per_class, 0] for label in range(context.num_classes)]
-        chosen = torch.cat(found)
+        indices_by_class = [
+            torch.nonzero(labels == label)[: self.images_per_class, 0] for label in range(context.num_classes)
+        ]
+        chosen = torch.cat(indices_by_class)
         return {"images": images[chosen].clone(), "labels": labels[chosen].clone()}
 
     def refine(
@@ -173,7 +175,7 @@ class TrajectoryDistillation(Refinement):
         return vector, {**state, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
 
     def _finetuned(self, state: State, vector: Tensor, sync: SyncContext) -> tuple[Tensor, State]:
-        """Adam on the synthetic set, from the aggregate."""
+        """Train the aggregate on the synthetic set with Adam."""
         if not self.finetune_epochs or not self.finetune_learning_rate:
             return vector, state
         forward, device = forward_of(template(sync), sync.layout), torch.device(sync.device)
@@ -201,7 +203,7 @@ class TrajectoryDistillation(Refinement):
         return refined, {**state, "finetune_loss": loss_sum / len(images)}
 
     def report(self, state: State) -> ComponentReport:
-        """The objective at the synthesis's end, cosine distances, the learned rate, the synthetic images over time."""
+        """Report the synthesis's last objective, cosine distances, the learned rate, the synthetic images over time."""
         if state["synthetic"] is None:
             return ComponentReport()
         last = state["synthetic"]["trace"][-1]

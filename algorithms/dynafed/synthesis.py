@@ -48,7 +48,7 @@ _MOST_SHOWN = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesis(Checked):
-    """How a synthetic set is learned.
+    """Settings of the synthesis.
 
     Attributes:
         horizon_rounds: How many rounds ahead of the start a target may lie.
@@ -83,12 +83,12 @@ class Synthesis(Checked):
 
 
 def picture_name(iteration: int) -> str:
-    """Of the set after so many iterations."""
+    """Return the name of the picture of the set after so many iterations."""
     return f"synthetic_{iteration:06d}"
 
 
 def picture_grid(images: Tensor) -> Tensor:
-    """The first images side by side, three standard deviations of the initial noise from black to white.
+    """Return the first images side by side, three standard deviations of the initial noise from black to white.
 
     Args:
         images: [S, channels, height, width].
@@ -111,7 +111,7 @@ def picture_grid(images: Tensor) -> Tensor:
 
 
 def fresh_images(num_images: int, shape: tuple[int, ...], *, like: torch.dtype, stream: Stream) -> Tensor:
-    """Noise as images [S, *shape]: standard normal values, on the CPU."""
+    """Return noise as images [S, *shape]: standard normal values, on the CPU."""
     return torch.randn(num_images, *shape, generator=stream.torch(), dtype=like)
 
 
@@ -179,7 +179,7 @@ class Synthesizer:
     # -- the work ------------------------------------------------------------------------------------------------
 
     def run(self, resumed: State = None) -> State:
-        """All iterations; returns what is learned as a state tree on the CPU.
+        """Run all iterations, and return the learned set as a state tree on the CPU.
 
         Args:
             resumed: What the checkpoint of an interrupted run of the same synthesis held; None: from the start.
@@ -211,28 +211,28 @@ class Synthesizer:
         stream = self._sync.stream.child("iteration", number)
         start, target = self._segment(stream)
         loop = self._loop(stream)
-        given = self._given()
+        synthetic = self._synthetic_set()
         # Once: the steps of all iterations hold as much.
         if self._group is None:
             limit = self._settings.memory_limit_mb * 2**20
-            self._group = group_within(loop, start, given, limit_bytes=limit)
-        matched = match(loop, start, target, given, group=self._group)
+            self._group = group_within(loop, start, synthetic, limit_bytes=limit)
+        matched = match(loop, start, target, synthetic, group=self._group)
         objective = float(matched.objective)
         if not math.isfinite(objective):
             raise RunError(
                 f"the synthesis diverged: its objective is {objective} in iteration {number}; lower"
-                f" method.inner_rate (now learned to {float(given.rate):g}) or method.image_learning_rate"
+                f" method.inner_rate (now learned to {float(synthetic.rate):g}) or method.image_learning_rate"
             )
         self._step(matched.gradients)
         self._done = number
         self._recent.append(objective)
         total = self._settings.iterations
         if number * _MOMENTS // total > (number - 1) * _MOMENTS // total:
-            self._look(loop, matched, start=start, target=target, used=given)
+            self._look(loop, matched, start=start, target=target, used=synthetic)
         return objective
 
     def _segment(self, stream: Stream) -> tuple[Params, Params]:
-        """The start and the target of a piece of the trajectory whose ends differ."""
+        """Return the start and the target of a piece of the trajectory whose ends differ."""
         settings = self._settings
         for attempt in range(_MAX_DRAWS):
             first, picks = draw_segment(
@@ -268,8 +268,8 @@ class Synthesizer:
             stream=stream,
         )
 
-    def _given(self) -> SyntheticSet:
-        """The set as it is now; a copy, since the optimisers change theirs in place."""
+    def _synthetic_set(self) -> SyntheticSet:
+        """Return the set as it is now; a copy, since the optimisers change theirs in place."""
         return SyntheticSet(**{name: value.clone() for name, value in self._variables.items()})
 
     def _step(self, gradients: SyntheticSet) -> None:
@@ -287,7 +287,9 @@ class Synthesizer:
         """
         wanted = _moves(target, start)
         ends = {"": matched.end}
-        ends |= {f"{name}_": other.run(start, given) for name, (other, given) in self._others(loop, used).items()}
+        ends |= {
+            f"{name}_": other.run(start, synthetic) for name, (other, synthetic) in self._others(loop, used).items()
+        }
         figures = {
             "iteration": float(self._done),
             "objective": math.fsum(self._recent) / len(self._recent),
@@ -307,7 +309,7 @@ class Synthesizer:
         )
 
     def _others(self, loop: InnerLoop, used: SyntheticSet) -> dict[str, tuple[InnerLoop, SyntheticSet]]:
-        """Return what the learned set is compared with, and the steps on it: as many, at the same rate."""
+        """Return the sets to compare with, and the inner steps on them: as many, at the same rate."""
         noise = fresh_images(
             len(used.images), self._image_shape, like=used.images.dtype, stream=loop.stream.child("noise")
         )
@@ -352,10 +354,10 @@ class Synthesizer:
         self._variables = {name: tree[name].clone().to(device) for name in self._variables}
         self._optimizers = self._fresh_optimizers()
         for name, optimizer in self._optimizers.items():
-            kept = tree["moments"][name]
+            moments = tree["moments"][name]
             # Adam counts its steps on the CPU, wherever the values are.
             optimizer.state[self._variables[name]] = {
-                key: value.clone() if key == "step" else value.clone().to(device) for key, value in kept.items()
+                key: value.clone() if key == "step" else value.clone().to(device) for key, value in moments.items()
             }
         self._done, self._recent = tree["done"], list(tree["recent"])
         self._trace, self._pictures = list(tree["trace"]), dict(tree["pictures"])

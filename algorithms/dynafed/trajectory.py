@@ -30,7 +30,7 @@ Forward = Callable[[Params, Tensor], Tensor]  # params, inputs [B, ...] -> logit
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticSet:
-    """What is learned.
+    """A synthetic set, which is learned: images, label logits and a rate.
 
     Attributes:
         images: [S, channels, height, width], as the model sees images: normalised.
@@ -43,7 +43,7 @@ class SyntheticSet:
     rate: Tensor
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> SyntheticSet:
-        """Return what becomes of each of the three."""
+        """Apply a function to each of the three."""
         return SyntheticSet(images=change(self.images), labels=change(self.labels), rate=change(self.rate))
 
 
@@ -63,7 +63,7 @@ class Matched:
 
 
 def forward_of(model: nn.Module, layout: FlatLayout) -> Forward:
-    """Logits of a template under given params; the template itself stays as it is."""
+    """Return logits of a template under given params; the template itself stays as it is."""
     names = tuple(layout.params(torch.empty(layout.num_params, device="meta")))
 
     def forward(params: Params, inputs: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def forward_of(model: nn.Module, layout: FlatLayout) -> Forward:
 
 
 def soft_cross_entropy(logits: Tensor, label_logits: Tensor) -> Tensor:
-    """Minus the mean over samples AND classes of ``softmax(label_logits) * log_softmax(logits)``.
+    """Return minus the mean over samples AND classes of ``softmax(label_logits) * log_softmax(logits)``.
 
     Source: the authors' program. The mean over classes makes it 1/C of the usual cross-entropy; the inner rates
     that are in use presuppose it.
@@ -89,7 +89,7 @@ def soft_cross_entropy(logits: Tensor, label_logits: Tensor) -> Tensor:
 def draw_segment(
     num_snapshots: int, *, horizon: int, last_start: int, average: bool, stream: Stream
 ) -> tuple[int, tuple[int, ...]]:
-    """The snapshot to start from, and those whose mean is the target, within ``horizon`` rounds after it.
+    """Return the snapshot to start from, and those whose mean is the target, within ``horizon`` rounds after it.
 
     Source: the authors' program: the start is uniform, the target is the mean of 2 to ``horizon`` snapshots, drawn
     with replacement from those after the start. The farthest one need not be among them.
@@ -111,7 +111,7 @@ def draw_segment(
 
 
 def draw_batches(num_images: int, *, batch: int | None, steps: int, stream: Stream) -> tuple[Tensor | None, ...]:
-    """For each inner step the synthetic images that it sees; None: all of them.
+    """Return each inner step's synthetic images, by position; None: all of them.
 
     Args:
         num_images: S.
@@ -151,15 +151,15 @@ class InnerLoop:
         """Their number."""
         return len(self.batches)
 
-    def step(self, number: int, params: Params, given: SyntheticSet) -> Params:
-        """The params after one step: ``params - rate * gradient``.
+    def step(self, number: int, params: Params, synthetic: SyntheticSet) -> Params:
+        """Return the params after one step: ``params - rate * gradient``.
 
         Args:
             number: Of the step, from 0.
             params: They require gradients.
-            given: What the step is taken on; gradients can flow back to it.
+            synthetic: What the step is taken on; gradients can flow back to it.
         """
-        images, labels = given.images, given.labels
+        images, labels = synthetic.images, synthetic.labels
         index = self.batches[number]
         if index is not None:
             images, labels = images[index.to(images.device)], labels[index.to(labels.device)]
@@ -168,33 +168,33 @@ class InnerLoop:
         loss = soft_cross_entropy(self.forward(params, images), labels)
         # A param that the logits do not depend on stays where it is.
         gradients = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
-        return tuple(value - given.rate * slope for value, slope in zip(params, gradients, strict=True))
+        return tuple(value - synthetic.rate * slope for value, slope in zip(params, gradients, strict=True))
 
-    def run(self, start: Params, given: SyntheticSet, *, first: int = 0, last: int | None = None) -> Params:
-        """The params after steps ``first`` to ``last`` (exclusive), the graph of one step held at a time."""
+    def run(self, start: Params, synthetic: SyntheticSet, *, first: int = 0, last: int | None = None) -> Params:
+        """Return the params after steps ``first`` to ``last`` (exclusive), the graph of one step held at a time."""
         params = start
         for number in range(first, self.steps if last is None else last):
             # With a graph other kernels are in use, of other bits: the steps must be those that are learned through.
-            moved = self.step(number, _leaves(params), given)
+            moved = self.step(number, _leaves(params), synthetic)
             params = tuple(value.detach() for value in moved)
         return params
 
 
 def squared_distance(first: Params, second: Params) -> Tensor:
-    """``||first - second||^2`` over all params, a scalar tensor."""
+    """Return ``||first - second||^2`` over all params, a scalar tensor."""
     return torch.stack([(a - b).square().sum() for a, b in zip(first, second, strict=True)]).sum()
 
 
 def cosine_distance(first: Params, second: Params) -> float:
-    """One minus the cosine of the angle between two moves, 0..2; 1 where one of them is zero."""
+    """Return one minus the cosine of the angle between two moves, 0..2; 1 where one of them is zero."""
     a = torch.cat([part.reshape(-1) for part in first]).double()
     b = torch.cat([part.reshape(-1) for part in second]).double()
     norms = float(a.norm() * b.norm())
     return 1.0 - float(a @ b) / norms if norms else 1.0
 
 
-def match(loop: InnerLoop, start: Params, target: Params, given: SyntheticSet, *, group: int) -> Matched:
-    """The objective and its gradients through all inner steps.
+def match(loop: InnerLoop, start: Params, target: Params, synthetic: SyntheticSet, *, group: int) -> Matched:
+    """Return the objective and its gradients through all inner steps.
 
     Source: DynaFed, Eq. 5: the distance to the target as a share of the start's.
 
@@ -202,21 +202,21 @@ def match(loop: InnerLoop, start: Params, target: Params, given: SyntheticSet, *
         loop: The inner steps.
         start: Where they start; a constant.
         target: Where they should end; not equal to ``start``.
-        given: The synthetic set.
+        synthetic: The synthetic set.
         group: Steps whose graph is held at a time, at least 1; changes no bit of the result.
     """
     scale = squared_distance(start, target)
     starts = list(range(0, loop.steps, group))
     reached = [start]
     for first, last in itertools.pairwise(starts):
-        reached.append(loop.run(reached[-1], given, first=first, last=last))
-    total, slopes = given.mapped(torch.zeros_like), None
+        reached.append(loop.run(reached[-1], synthetic, first=first, last=last))
+    total, slopes = synthetic.mapped(torch.zeros_like), None
     objective, end = squared_distance(start, target) / scale, start
     # From the last group to the first: only now, each with its graph, and from the model that it began with.
     for first in reversed(starts):
         leaves = _leaves(reached.pop())
         # One for each step: their gradients are then added in one order, however many steps a group has.
-        copies = [given.mapped(_leaf) for _ in range(first, min(first + group, loop.steps))]
+        copies = [synthetic.mapped(_leaf) for _ in range(first, min(first + group, loop.steps))]
         outputs = leaves
         for number, copied in enumerate(copies, start=first):
             outputs = loop.step(number, outputs, copied)
@@ -227,16 +227,16 @@ def match(loop: InnerLoop, start: Params, target: Params, given: SyntheticSet, *
         inputs = [part for copied in copies for part in (copied.images, copied.labels, copied.rate)]
         # The start is a constant, so before the first step there is nothing to go back to.
         wanted = [*inputs, *(leaves if first else ())]
-        found = torch.autograd.grad(outputs, wanted, grad_outputs=slopes, materialize_grads=True)
-        total, slopes = _add_steps(total, found[: len(inputs)]), found[len(inputs) :]
+        gradients = torch.autograd.grad(outputs, wanted, grad_outputs=slopes, materialize_grads=True)
+        total, slopes = _add_steps(total, gradients[: len(inputs)]), gradients[len(inputs) :]
     return Matched(objective=objective, gradients=total, end=end)
 
 
-def _add_steps(total: SyntheticSet, found: Sequence[Tensor]) -> SyntheticSet:
-    """The sum with each step's gradients (images, labels, rate in turn), from the last step to the first."""
+def _add_steps(total: SyntheticSet, gradients: Sequence[Tensor]) -> SyntheticSet:
+    """Return the sum with each step's gradients (images, labels, rate in turn), from the last step to the first."""
     images, labels, rate = total.images, total.labels, total.rate
-    for place in range(len(found) - 3, -1, -3):
-        images, labels, rate = images + found[place], labels + found[place + 1], rate + found[place + 2]
+    for place in range(len(gradients) - 3, -1, -3):
+        images, labels, rate = images + gradients[place], labels + gradients[place + 1], rate + gradients[place + 2]
     return SyntheticSet(images=images, labels=labels, rate=rate)
 
 
@@ -251,19 +251,19 @@ def _leaves(params: Params) -> Params:
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
-def group_within(loop: InnerLoop, start: Params, given: SyntheticSet, *, limit_bytes: float) -> int:
-    """Return how many steps' graphs can be held at a time, from 1 to all.
+def group_within(loop: InnerLoop, start: Params, synthetic: SyntheticSet, *, limit_bytes: float) -> int:
+    """Return the number of steps whose graphs fit the memory at a time, from 1 to all.
 
     Args:
         loop: The inner steps.
         start: Params of the usual size.
-        given: The synthetic set.
+        synthetic: The synthetic set.
         limit_bytes: What the graphs and the models between groups may take; a single step is taken in any case.
     """
     if loop.steps < 2:
         return 1
     with _counted_graph() as counted:
-        loop.step(0, _leaves(start), given.mapped(_leaf))
+        loop.step(0, _leaves(start), synthetic.mapped(_leaf))
     model_bytes = sum(value.nbytes for value in start)
     for groups in range(1, loop.steps):
         group = -(-loop.steps // groups)
@@ -274,7 +274,7 @@ def group_within(loop: InnerLoop, start: Params, given: SyntheticSet, *, limit_b
 
 @contextmanager
 def _counted_graph() -> Iterator[list[int]]:
-    """Counts the bytes that graphs built inside hold, each memory once."""
+    """Count the bytes that graphs built inside hold, each memory once."""
     counted, seen = [0], {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class GroupChooser(Checked, ABC):
 
     @abstractmethod
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
-        """Rows of the chosen clients, ascending: eligible ones, at most ``max_size``; possibly none.
+        """Return rows of the chosen clients, ascending: eligible ones, at most ``max_size``; possibly none.
 
         Args:
             problem: The clients and the budgets.
@@ -63,7 +63,7 @@ class GroupChooser(Checked, ABC):
         return True
 
     def setup(self, stream: Stream) -> tuple[Probe, ...]:
-        """Return what every client measures once, at the initial model, before round 1; by default nothing.
+        """Return the probes that every client runs once, at the initial model, before round 1; none by default.
 
         Args:
             stream: Random numbers that all clients share.
@@ -71,7 +71,7 @@ class GroupChooser(Checked, ABC):
         return ()
 
     def features(self, answer: Payload) -> Floats:
-        """One client's features [D], float64, from its answer to :meth:`setup`.
+        """Return one client's features [D], float64, from its answer to :meth:`setup`.
 
         Args:
             answer: What it sent, by name.
@@ -80,7 +80,7 @@ class GroupChooser(Checked, ABC):
 
 
 def sizes_of(problem: GroupProblem, num_usable: int, size: int | None) -> range:
-    """The sizes that a group may have, see :meth:`GroupChooser.choose`; none where nobody may be in it.
+    """Return the sizes that a group may have, see :meth:`GroupChooser.choose`; none where nobody may be in it.
 
     Raises:
         ConfigError: No set of ``num_usable`` clients has the given size.
@@ -105,5 +105,5 @@ class RandomGroup(GroupChooser):
         return tuple(sorted(int(row) for row in problem.stream.numpy().choice(rows, size=number, replace=False)))
 
     def reads_labels(self) -> bool:
-        """No."""
+        """Return False."""
         return False

@@ -37,25 +37,25 @@ class SizeTable:
     took_EOJ: NDArray[np.bool_]
 
     def members(self, order: int, size: int) -> list[int]:
-        """The set of a cell: positions of clients, in the order in which they joined."""
-        found = []
+        """Return the set of a cell: positions of clients, in the order in which they joined."""
+        positions = []
         for place in range(self.orders_OE.shape[1] - 1, -1, -1):
             if self.took_EOJ[place, order, size]:
-                found.append(int(self.orders_OE[order, place]))
+                positions.append(int(self.orders_OE[order, place]))
                 size -= 1
-        return found[::-1]
+        return positions[::-1]
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int] | None:
-        """Order and size of the smallest score among the sizes, the first one on ties; None where there is no set."""
-        best, found = np.inf, None
+        """Return order and size of the smallest score among the sizes, the first one on ties; None without any set."""
+        best, cell = np.inf, None
         for order, row in enumerate(self.scores_OJ[:, list(sizes)].tolist()):
             row_best, place = np.inf, None
             for column, score in enumerate(row):
                 if score < row_best - TIE:
                     row_best, place = score, column
             if place is not None and row_best < best - TIE:
-                best, found = row_best, (order, sizes[place])
-        return found
+                best, cell = row_best, (order, sizes[place])
+        return cell
 
 
 def best_by_size(rows_EW: Floats, score: Score, orders_OE: Rows, *, max_size: int) -> SizeTable:
@@ -77,17 +77,17 @@ def best_by_size(rows_EW: Floats, score: Score, orders_OE: Rows, *, max_size: in
         # After this many clients each size up to `top` has its set, so no cell grows from an empty one.
         top = min(place + 1, max_size)
         candidates = sums_OJW[:, :top] + rows_EW[orders_OE[:, place], None]
-        found = score(candidates)
+        candidate_scores = score(candidates)
         # On ties the old set stays: rounding alone must not decide who is in the group.
-        better = found < scores_OJ[:, 1 : top + 1] - TIE
-        scores_OJ[:, 1 : top + 1][better] = found[better]
+        better = candidate_scores < scores_OJ[:, 1 : top + 1] - TIE
+        scores_OJ[:, 1 : top + 1][better] = candidate_scores[better]
         sums_OJW[:, 1 : top + 1][better] = candidates[better]
         took_EOJ[place, :, 1 : top + 1] = better
     return SizeTable(orders_OE=orders_OE, scores_OJ=scores_OJ, took_EOJ=took_EOJ)
 
 
 def random_orders(generator: np.random.Generator, num_clients: int, *, orders: int) -> Rows:
-    """Uniform permutations of 0..num_clients-1, ``[orders, num_clients]``."""
+    """Draw permutations of 0..num_clients-1 uniformly, ``[orders, num_clients]``."""
     return np.stack([generator.permutation(num_clients) for _ in range(orders)]).astype(np.int64)
 
 
@@ -115,7 +115,7 @@ class DynaComm(GroupChooser):
         return able.group(table.members(*cell)) if cell else ()
 
     def table(self, problem: GroupProblem, *, max_size: int) -> SizeTable:
-        """All cells; positions are those among the problem's usable clients."""
+        """Return all cells; positions are those among the problem's usable clients."""
         able = usable(problem)
         # Everybody is shuffled, usable or not: who can't afford the group changes nobody else's place in the order.
         everyone = random_orders(problem.stream.numpy(), len(problem.counts_AC), orders=self.orders)

@@ -70,7 +70,7 @@ class ExactGroup(GroupChooser):
         return self.solve(problem, size=size).group
 
     def solve(self, problem: GroupProblem, *, size: int | None = None, seconds: float | None = None) -> Solution:
-        """The best group with what is known about the optimum.
+        """Return the best group, with the bounds of the optimum.
 
         Args:
             problem: The clients and the budgets; its stream draws the starting orders.
@@ -101,7 +101,7 @@ class ExactGroup(GroupChooser):
         )
 
     def _incumbent(self, able: Usable, problem: GroupProblem, sizes: range) -> NDArray[np.int64]:
-        """DynaComm's best sets of the five best sizes, each improved by moves; the best of them."""
+        """Return DynaComm's best sets of the five best sizes, each improved by moves; the best of them."""
         orders_OE = random_orders(problem.stream.numpy(), len(able.rows_E), orders=self.orders)
         table = best_by_size(able.counts_EC, able.score, orders_OE, max_size=sizes[-1])
         best_J = table.scores_OJ.min(axis=0)
@@ -111,9 +111,9 @@ class ExactGroup(GroupChooser):
         ends = (sizes[0], sizes[-1])
         results = [improve(able.counts_EC, able.score, table.members(*cell), sizes=ends) for cell in cells]
         best, score = results[0]
-        for members, found in results[1:]:
-            if found < score - TIE:
-                best, score = members, found
+        for members, divergence in results[1:]:
+            if divergence < score - TIE:
+                best, score = members, divergence
         return np.asarray(best, dtype=np.int64)
 
 
@@ -156,7 +156,7 @@ def improve(
 def _prove(
     able: Usable, members: NDArray[np.int64], sizes: tuple[int, int], work: Work
 ) -> tuple[NDArray[np.int64], float]:
-    """A group at least as good as the given one, and a lower bound for all groups."""
+    """Return a group at least as good as the incumbent, and a lower bound for all groups."""
     held_C = able.counts_EC.any(axis=0)
     counts_EC, population_C = able.counts_EC[:, held_C], able.population_C[held_C]
     score = LabelDivergence(np.log(population_C))
@@ -171,12 +171,12 @@ def _prove(
     shares = _LEVEL_SHARES if search.num_pairs > _FEW_PAIRS else (1.0,)
     for share in shares:
         level = bound + share * (incumbent - bound)
-        found = search.below(level, work)
-        if found.members and found.score < incumbent - TIE:
-            members, incumbent = np.asarray(found.members, dtype=np.int64), found.score
-            if found.complete:
+        result = search.below(level, work)
+        if result.members and result.score < incumbent - TIE:
+            members, incumbent = np.asarray(result.members, dtype=np.int64), result.score
+            if result.complete:
                 return members, incumbent
-        if not found.complete:
+        if not result.complete:
             return members, bound
         bound = level
     return members, bound

@@ -34,7 +34,7 @@ _SLACK = 1e-11
 
 
 class Work:
-    """How much may still be searched, counted so that the same limit stops at the same place on any machine.
+    """Remaining work of a search, counted so that the same limit stops at the same place on any machine.
 
     Attributes:
         max_pairs: Pairs of subset sums looked at, of ten classes; those of 100 classes count tenfold, and a group that
@@ -70,13 +70,13 @@ class Centre:
 
 
 def centre_at(shares_C: Floats, distributions_EC: Floats, population_C: Floats) -> Centre:
-    """The centre with these shares and the lower bound that it gives for all groups of the clients."""
+    """Return the centre with these shares and the lower bound that it gives for all groups of the clients."""
     tilt_C = np.log(shares_C / population_C)
     return Centre(shares_C=shares_C, tilt_C=tilt_C, bound=float((distributions_EC @ tilt_C).min()))
 
 
 def best_centre(counts_EC: Floats, population_C: Floats, *, incumbent: float, max_steps: int = 400) -> Centre:
-    """The population itself, or a point near its nearest one in the clients' hull where that bounds better.
+    """Return the population itself, or a point near its nearest one in the clients' hull where that bounds better.
 
     Args:
         counts_EC: Clients' counts; every class is held by somebody.
@@ -93,7 +93,7 @@ def best_centre(counts_EC: Floats, population_C: Floats, *, incumbent: float, ma
         # With a little of the population, so that every class has a share: the tilt takes its logarithm.
         mixed_C = 0.999999 * (weights_E @ distributions_EC) + 1e-6 * plain.shares_C
         centre = centre_at(mixed_C, distributions_EC, population_C)
-        best = max(best, centre, key=lambda found: found.bound)
+        best = max(best, centre, key=lambda candidate: candidate.bound)
         reached = float(mixed_C @ centre.tilt_C)
         if reached - plain.bound <= 0.1 * (incumbent - plain.bound) or reached - best.bound <= 1e-3 * incumbent:
             break
@@ -111,7 +111,7 @@ def best_centre(counts_EC: Floats, population_C: Floats, *, incumbent: float, ma
 
 
 def reach(directions_KC: Floats, shares_C: Floats, radius: float) -> Floats:
-    """An upper bound of ``direction.p`` over all p with KL(p|shares) <= radius, for each direction [K].
+    """Return an upper bound of ``direction.p`` over all p with KL(p|shares) <= radius, for each direction [K].
 
     By duality, ``t x radius + t ln sum_y shares(y) exp(direction(y) / t)`` is one for every t > 0.
     """
@@ -145,7 +145,7 @@ class Half:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LevelResult:
-    """What a search of a level came to.
+    """Result of the search of a level.
 
     Attributes:
         members: Positions of the clients of the best group below the level; empty where there is none.
@@ -215,7 +215,7 @@ class LevelSearch:
         )
 
     def below(self, level: float, work: Work) -> LevelResult:
-        """The best group whose divergence is below the level, which is above the centre's bound."""
+        """Return the best group whose divergence is below the level, which is above the centre's bound."""
         alive_BB = self._alive_blocks(level)
         left_P, right_P = self._factors(level)
         weight = max(1, len(self._centre.shares_C) // 10)
@@ -229,17 +229,17 @@ class LevelSearch:
                 complete = complete and work.spend(len(points) * len(part) * weight)
                 if not complete:
                     break
-                found = self._exact(*_near(left_P, points, right_P, part), work)
-                if found is None:
+                candidate = self._exact(*_near(left_P, points, right_P, part), work)
+                if candidate is None:
                     complete = False
-                elif found[0] < best:
-                    best, members = found[0], found[1:]
+                elif candidate[0] < best:
+                    best, members = candidate[0], candidate[1:]
             if not complete:
                 break
         return LevelResult(members=self._members(*members), score=best, complete=complete)
 
     def _alive_blocks(self, level: float) -> NDArray[np.bool_]:
-        """Pairs of blocks that a linear bound of the cone does not rule out, [B, B]."""
+        """Return pairs of blocks that a linear bound of the cone does not rule out, [B, B]."""
         radius = level - self._centre.bound
         above_K = reach(self._directions_KC, self._centre.shares_C, radius)
         below_K = reach(-self._directions_KC, self._centre.shares_C, radius)
@@ -250,7 +250,7 @@ class LevelSearch:
         return alive_BB
 
     def _block_tops(self, half: Half, above_K: Floats, below_K: Floats, level: float) -> Floats:
-        """For each block the greatest value of functions of which no group below the level has a negative sum."""
+        """Return each block's greatest value of functions of which no group below the level has a negative sum."""
         masses_P1 = half.sums_PC.sum(axis=1, keepdims=True) * self._scale
         tilts_P1 = (half.sums_PC @ self._centre.tilt_C)[:, None] * self._scale
         # A size of m + m' is within [low, high] where m - low + m' and high - m - m' are not negative.
@@ -268,7 +268,7 @@ class LevelSearch:
         return np.stack([values_PF[block].max(axis=0) for block in half.blocks])
 
     def _factors(self, level: float) -> tuple[Floats, Floats]:
-        """Vectors of the halves' points; a group below the level has an inner product of at most 0.
+        """Return vectors of the halves' points; a group below the level has an inner product of at most 0.
 
         With n its total, KL(p|c) is at least ``sum_y (p - c)^2 / (2 m)`` for any m between (2c + p)/3 and above, so the
         level K asks for ``sum_y (S - n c)^2 / (2 m) + n (S.ln(c/q) - K n) <= 0``: a quadratic form of the two parts.
@@ -291,7 +291,7 @@ class LevelSearch:
         )
 
     def _exact(self, lefts: Rows, rights: Rows, work: Work) -> tuple[float, int, int] | None:
-        """The best of some pairs, with its masks; infinite where no size fits, None where a limit ended it."""
+        """Return the best of some pairs, with its masks; infinite where no size fits, None where a limit ended it."""
         sizes = self._left.sizes_P[lefts] + self._right.sizes_P[rights]
         fitting = (sizes >= self._sizes[0]) & (sizes <= self._sizes[1])
         lefts, rights = lefts[fitting], rights[fitting]
@@ -314,7 +314,7 @@ class LevelSearch:
 
 
 def _near(left_P: Floats, lefts: Rows, right_P: Floats, rights: Rows) -> tuple[Rows, Rows]:
-    """The pairs of points whose inner product is at most 0, give or take rounding; some may come twice."""
+    """Return the pairs of points whose inner product is at most 0, give or take rounding; some may come twice."""
     width = min(len(rights), max(1, _PRODUCT // (len(lefts) * left_P.shape[1])))
     rights = np.concatenate([rights, np.repeat(rights[-1:], -len(rights) % width)])
     pieces = right_P[rights].reshape(-1, width, right_P.shape[1]).transpose(0, 2, 1)

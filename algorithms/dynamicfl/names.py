@@ -25,7 +25,7 @@ GROUP_CHOOSERS: dict[str, Callable[..., GroupChooser]] = {
 
 
 def group_chooser(name: str, **options: object) -> GroupChooser:
-    """The chooser of that name; options that it does not have (``orders`` of the random one) are left out.
+    """Return the chooser of that name; options that it does not have (``orders`` of the random one) are left out.
 
     Raises:
         ConfigError: No chooser has the name, or an option is out of its range.
@@ -33,5 +33,5 @@ def group_chooser(name: str, **options: object) -> GroupChooser:
     if name not in GROUP_CHOOSERS:
         raise ConfigError(unknown_name("group chooser", name, GROUP_CHOOSERS))
     build = GROUP_CHOOSERS[name]
-    known = {field.name for field in dataclasses.fields(build)}  # type: ignore[arg-type]
-    return build(**{key: value for key, value in options.items() if key in known})
+    field_names = {field.name for field in dataclasses.fields(build)}  # type: ignore[arg-type]
+    return build(**{key: value for key, value in options.items() if key in field_names})

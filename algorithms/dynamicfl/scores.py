@@ -1,4 +1,4 @@
-"""What the choosers of a group share: how a set of clients is scored, and which clients may be in it at all.
+"""Parts that the choosers of a group share: the score of a set of clients, and the clients that may be in it at all.
 
 A score is a function of the sum of its members' rows, so a search keeps sums and never the sets themselves.
 
@@ -28,7 +28,7 @@ class Score(Protocol):
     """A divergence of groups from the population; smaller is better."""
 
     def __call__(self, sums: Floats, /) -> Floats:
-        """One score per group, ``[...]``, from the sums of its members' rows, ``[..., W]``."""
+        """Return one score per group, ``[...]``, from the sums of its members' rows, ``[..., W]``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +69,12 @@ class Usable:
     score: LabelDivergence
 
     def group(self, members: Sequence[int] | NDArray[np.integer]) -> tuple[int, ...]:
-        """Rows of the problem, ascending, from positions among the usable."""
+        """Return rows of the problem, ascending, from positions among the usable."""
         return tuple(sorted(int(row) for row in self.rows_E[np.asarray(members, dtype=np.int64)]))
 
 
 def usable(problem: GroupProblem) -> Usable:
-    """The clients that are eligible and hold no class that the population lacks: with one that does, KL is infinite."""
+    """Select the eligible clients without a class that the population lacks: with such a class KL is infinite."""
     present_C = problem.population_C > 0
     stray_A = problem.counts_AC[:, ~present_C].any(axis=1)
     rows = np.flatnonzero(np.asarray(problem.eligible_A, dtype=bool) & ~stray_A)
@@ -84,7 +84,7 @@ def usable(problem: GroupProblem) -> Usable:
 
 
 def group_divergence(problem: GroupProblem, group: Sequence[int]) -> float:
-    """D_KL(p_z || p_Y) of a group given by rows, in nats; infinite for the empty group."""
+    """Return D_KL(p_z || p_Y) of a group given by rows, in nats; infinite for the empty group."""
     if not len(group):
         return float("inf")
     return float(kl_divergence(problem.counts_AC[list(group)].sum(axis=0), problem.population_C))

@@ -41,7 +41,7 @@ class ExhaustiveGroup(GroupChooser):
     max_subsets: Count = 4_000_000
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
-        """The best group of the sizes admitted.
+        """Return the best group of the sizes admitted.
 
         Raises:
             ConfigError: There are more than ``max_subsets`` groups, or no group has this size.
@@ -68,7 +68,7 @@ class ExhaustiveGroup(GroupChooser):
 
 
 def _batches(num_clients: int, size: int) -> Iterator[Rows]:
-    """All sets of a size in lexicographic order, in arrays ``[up to 16384, size]``."""
+    """Yield all sets of a size in lexicographic order, in arrays ``[up to 16384, size]``."""
     places = chain.from_iterable(combinations(range(num_clients), size))
     while len(batch := np.fromiter(islice(places, _BATCH * size), dtype=np.int64)):
         yield batch.reshape(-1, size)
@@ -98,7 +98,7 @@ class GeneticGroup(GroupChooser):
     mutation: Share = 0.001
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
-        """The best group that was found.
+        """Return the best group of all generations.
 
         Raises:
             ConfigError: No group has this size.
@@ -122,7 +122,7 @@ class GeneticGroup(GroupChooser):
     def _run(
         self, algorithm: Callable[..., Any], able: Usable, counts_EC: Floats, sizes: tuple[int, int], seed: int
     ) -> Rows:
-        """Places of the best individual's members in ``counts_EC``."""
+        """Return places of the best individual's members in ``counts_EC``."""
         low, high = sizes
 
         def divergence(individuals_IE: Floats) -> Floats:
@@ -155,7 +155,7 @@ class GeneticGroup(GroupChooser):
 
 
 def _fit(able: Usable, members: Rows, sizes: tuple[int, int]) -> Rows:
-    """The members, less or more some, so that their number is within the limits."""
+    """Return the members, less or more some, so that their number is within the limits."""
     low, high = sizes
     inside = [int(place) for place in members]
     while not low <= len(inside) <= high:
@@ -180,7 +180,7 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 def _genetic_algorithm() -> Callable[..., Any]:
-    """scikit-opt's GA.
+    """Import scikit-opt's GA.
 
     Raises:
         ResourceError: It is not installed.
@@ -202,5 +202,5 @@ def _genetic_algorithm() -> Callable[..., Any]:
         ) from error
     finally:
         multiprocessing.set_start_method(method, force=True)
-    found: Callable[..., Any] = GA
-    return found
+    algorithm: Callable[..., Any] = GA
+    return algorithm

@@ -122,7 +122,7 @@ def _eligible(rows: Iterable[int] | None, num_clients: int) -> NDArray[np.bool_]
 
 
 def read_counts(path: str | os.PathLike[str]) -> Counts:
-    """The table of a CSV file without a header: a row per client, a column per class, ``[N, C]``.
+    """Read the table of a CSV file without a header: a row per client, a column per class, ``[N, C]``.
 
     Raises:
         DataError: No such file, no rows, rows of different lengths, an entry that is no whole number of at least 0, or

@@ -26,7 +26,7 @@ _PROBE = "gradient_sketch"
 
 
 def sketch(update_V: Floats, *, features: int, stream: Stream) -> Floats:
-    """A short linear image of an update, ``[features]``, that keeps inner products and distances in expectation.
+    """Return a short linear image of an update, ``[features]``, that keeps inner products and distances in expectation.
 
     Args:
         update_V: A client's model minus the anchor, flat; or its gradient at the anchor.
@@ -65,8 +65,8 @@ class GradientSketch(Probe):
     def measure(self, client: LocalClient) -> Payload:
         gradient = loss_gradient(client.forward_with, client.params, client.inputs, targets=client.targets)
         # In double: a count sketch sums many values of either sign into each of its few places.
-        found = sketch(gradient.double().cpu().numpy(), features=self.num_features, stream=self.shared)
-        return {"sketch": torch.from_numpy(found).float()}
+        values = sketch(gradient.double().cpu().numpy(), features=self.num_features, stream=self.shared)
+        return {"sketch": torch.from_numpy(values).float()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +95,15 @@ class SimilarityGroup(GroupChooser):
     sketch_values: Count = 256
 
     def reads_labels(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def setup(self, stream: Stream) -> tuple[Probe, ...]:
         return (GradientSketch(num_features=self.sketch_values, shared=stream),)
 
     def features(self, answer: Payload) -> Floats:
-        found: Floats = answer[f"{_PROBE}/sketch"].double().numpy()
-        return found
+        values: Floats = answer[f"{_PROBE}/sketch"].double().numpy()
+        return values
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         if problem.features_AD is None or problem.population_D is None or problem.num_samples_A is None:

@@ -42,7 +42,7 @@ LEVELS = {"a": 1, "b": 4, "c": 16, "d": 32, "e": 64, "f": 128, "g": 256}
 
 
 def interval_of(level: str | int, *, key: str) -> int:
-    """Local steps of an interval given as one of the paper's levels a-g or as a number.
+    """Return local steps of an interval given as one of the paper's levels a-g or as a number.
 
     Args:
         level: ``"a"`` (1), ``"b"`` (4), ``"c"`` (16), ``"d"`` (32), ``"e"`` (64), ``"f"`` (128), ``"g"`` (256), or
@@ -97,19 +97,19 @@ class TwoSpeed(Pacing):
             )
 
     def registration(self) -> tuple[str, ...]:
-        """Label counts, where the group is chosen by them."""
+        """Register the label counts, where the group is chosen by them."""
         return ("label_counts",) if self.group.reads_labels() else ()
 
     def init(self, context: object) -> State:
-        """No group yet."""
+        """Return the state before the first group."""
         return {"group": [], "features": None, "population": None}
 
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
-        """Return what the chooser asks of every client once."""
+        """Return the chooser's probes, which every client runs once."""
         return self.group.setup(context.stream.child("group"))
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
-        """With all clients' features [N, D] and their size-weighted mean [D]."""
+        """Add all clients' features [N, D] and their size-weighted mean [D]."""
         features_ND = np.stack([self.group.features(answers[profile.client]) for profile in context.profiles])
         samples_N = np.array([profile.num_samples for profile in context.profiles], dtype=np.float64)
         return {
@@ -119,7 +119,7 @@ class TwoSpeed(Pacing):
         }
 
     def costs(self, context: RoundContext) -> tuple[float, float]:
-        """kappa_high and kappa_low: ``2 |W| nu`` values (Eq. 2)."""
+        """Return kappa_high and kappa_low: ``2 |W| nu`` values (Eq. 2)."""
         steps = max((work.steps for work in context.work.values()), default=1)
         both_ways = 2.0 * context.num_values
         return (
@@ -177,7 +177,7 @@ class TwoSpeed(Pacing):
         )
 
     def report(self, state: State) -> ComponentReport:
-        """The group, and its share of the cohort is seen from there."""
+        """Report the group; its share of the cohort is seen from there."""
         return ComponentReport(high_frequency=tuple(state["group"]))
 
 

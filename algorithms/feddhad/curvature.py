@@ -19,14 +19,14 @@ _ROUNDING = 1e-8
 
 
 def gradient(loss: Loss, point: Tensor) -> Tensor:
-    """The gradient [P] at a point."""
+    """Return the gradient [P] at a point."""
     own = point.detach().requires_grad_()
-    (found,) = torch.autograd.grad(loss(own), own)
-    return found
+    (slope,) = torch.autograd.grad(loss(own), own)
+    return slope
 
 
 def curvature_along(loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
-    """``direction [P] -> H direction [P]`` with the Hessian at a point; one more backward pass each."""
+    """Return ``direction [P] -> H direction [P]`` with the Hessian at a point; one more backward pass each."""
     own = point.detach().requires_grad_()
     (slope,) = torch.autograd.grad(loss(own), own, create_graph=True)
 
@@ -34,14 +34,14 @@ def curvature_along(loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
         # A loss that is linear in the parameters: there is nothing to go back through a second time.
         if not slope.requires_grad:
             return torch.zeros_like(own)
-        (found,) = torch.autograd.grad(slope, own, direction, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(own) if found is None else found
+        (image,) = torch.autograd.grad(slope, own, direction, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(own) if image is None else image
 
     return product
 
 
 def exact_spectrum(product: Callable[[Tensor], Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """All eigenvalues [P], ascending, and the share 1/P of each."""
+    """Return all eigenvalues [P], ascending, and the share 1/P of each."""
     identity = torch.eye(len(like), dtype=like.dtype, device=like.device)
     hessian = torch.stack([product(row) for row in identity])
     # Symmetric but for rounding, of which eigvalsh would take one triangle's.
@@ -50,7 +50,7 @@ def exact_spectrum(product: Callable[[Tensor], Tensor], like: Tensor) -> tuple[T
 
 
 def lanczos_spectrum(product: Callable[[Tensor], Tensor], start: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
-    """Ritz values, ascending, and the share of the spectrum that each stands for; the shares sum to 1.
+    """Return Ritz values, ascending, and the share of the spectrum that each stands for; the shares sum to 1.
 
     Args:
         product: ``direction -> H direction``.
@@ -65,9 +65,9 @@ def lanczos_spectrum(product: Callable[[Tensor], Tensor], start: Tensor, *, step
     for number in range(min(steps, len(start))):
         image = product(basis[number])
         diagonal.append(image @ basis[number])
-        known = torch.stack(basis)
+        basis_matrix = torch.stack(basis)
         for _ in range(2):  # once is not enough in floating point
-            image = image - known.T @ (known @ image)
+            image = image - basis_matrix.T @ (basis_matrix @ image)
         length = image.norm()
         # What is left of an image that lies within the basis is rounding, and no direction to go on in.
         if len(diagonal) == min(steps, len(start)) or float(length) <= 1e-10 * max(map(abs, map(float, diagonal))):
@@ -83,7 +83,7 @@ def lanczos_spectrum(product: Callable[[Tensor], Tensor], start: Tensor, *, step
 
 
 def gap_share(values: Tensor, shares: Tensor, *, lipschitz: float) -> float:
-    """The share of the spectrum below the first gap wider than 4 L; 0 where there is none.
+    """Return the share of the spectrum below the first gap wider than 4 L; 0 where there is none.
 
     Args:
         values: Eigenvalues, ascending.
@@ -94,14 +94,14 @@ def gap_share(values: Tensor, shares: Tensor, *, lipschitz: float) -> float:
     length of the list.
     """
     wide = torch.diff(values) > 4 * lipschitz + _ROUNDING * float(values.abs().max())
-    found = torch.nonzero(wide)
-    return float(shares[: int(found[0]) + 1].sum()) if len(found) else 0.0
+    gaps = torch.nonzero(wide)
+    return float(shares[: int(gaps[0]) + 1].sum()) if len(gaps) else 0.0
 
 
 def raw_base_rate(
     loss: Loss, before: Tensor, after: Tensor, *, exact_up_to: int, lanczos_steps: int, start: Tensor
 ) -> float:
-    """d_k of one device, before it is capped, in 0..1.
+    """Return d_k of one device, before it is capped, in 0..1.
 
     With ``move = before - after`` and H the Hessian at ``after``, the Lipschitz constant of
     ``B(move) = H move - grad(after + move)`` is estimated along the move:

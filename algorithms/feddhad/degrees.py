@@ -44,13 +44,13 @@ Forward = Callable[[ParamTree, Tensor], Tensor]
 
 
 def degrees(v: Tensor, b: Tensor, js: Tensor, *, floor: float) -> tuple[Tensor, Tensor]:
-    """D = max(v JS + b, floor), and where the floor is not active (there D follows v and b); shapes as given."""
+    """Return D = max(v JS + b, floor), and where the floor is not active (there D follows v and b); shapes as given."""
     raw = v * js + b
     return raw.clamp_min(floor), raw > floor
 
 
 def degree_weights(num_samples_M: Tensor, degrees_M: Tensor) -> Tensor:
-    """``q_k = (n_k / D_k) / sum_j n_j / D_j`` in float64 [M]; with equal degrees the very bits of n_k / sum_j n_j.
+    """Return ``q_k = (n_k / D_k) / sum_j n_j / D_j`` in float64 [M]; with equal degrees the bits of n_k / sum_j n_j.
 
     Args:
         num_samples_M: n, above 0.
@@ -62,7 +62,7 @@ def degree_weights(num_samples_M: Tensor, degrees_M: Tensor) -> Tensor:
 
 
 def divergences(counts_NC: np.ndarray) -> Tensor:
-    """JS_k [N] of each client's labels from the population's, in nats: 0 .. ln 2.
+    """Return JS_k [N] of each client's labels from the population's, in nats: 0 .. ln 2.
 
     Args:
         counts_NC: Samples per client and class.
@@ -73,12 +73,12 @@ def divergences(counts_NC: np.ndarray) -> Tensor:
 
 
 def label_counts_of(context: ServerContext) -> np.ndarray:
-    """Samples per client and class [N, C]."""
+    """Return samples per client and class [N, C]."""
     return np.stack([np.asarray(profile.label_counts, dtype=np.float64) for profile in context.profiles])
 
 
 def samples_of(updates: Sequence[ClientUpdate]) -> Tensor:
-    """The attendees' numbers of samples in float64 [M]."""
+    """Return the attendees' numbers of samples in float64 [M]."""
     return torch.tensor([u.num_samples for u in updates], dtype=torch.float64)
 
 
@@ -96,24 +96,24 @@ class JensenShannon(Weighting):
     floor: Positive = 1e-3
 
     def registration(self) -> tuple[str, ...]:
-        """Label counts."""
+        """Register the label counts."""
         return ("label_counts",)
 
     def init(self, context: ServerContext) -> State:
-        """JS of every client."""
+        """Return JS of every client."""
         return {"js": divergences(label_counts_of(context))}
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         js = state["js"][[u.client for u in updates]]
-        found, _ = degrees(torch.ones_like(js), torch.zeros_like(js), js, floor=self.floor)
-        return degree_weights(samples_of(updates), found), state
+        degrees_M, _ = degrees(torch.ones_like(js), torch.zeros_like(js), js, floor=self.floor)
+        return degree_weights(samples_of(updates), degrees_M), state
 
 
 # -- gradients ----------------------------------------------------------------------------------------------------
 
 
 def loss_gradient(forward: Forward, params: Mapping[str, Tensor], inputs: Tensor, *, targets: Tensor) -> Tensor:
-    """The gradient [P] of the mean cross-entropy, parameters one after the other.
+    """Return the gradient [P] of the mean cross-entropy, parameters one after the other.
 
     Args:
         forward: ``forward(params, inputs)`` gives the logits.
@@ -146,7 +146,7 @@ class GradientAtAnchor(Probe):
 
 
 def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
-    """Return how far the aggregate moves towards each client when its unnormalised weight grows: [M, P].
+    """Return the aggregate's move towards each client as its unnormalised weight grows: [M, P].
 
     ``pull[k, e] = q_k / (sum of q_j over the holders of e) * (w_ke - w_e)``, 0 where client k does not hold e, with
     w the coverage mean; so ``dw / d ln a_k = pull_k`` for weights ``q_k = a_k / sum_j a_j``.
@@ -157,22 +157,22 @@ def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -
         sync: Where this is; its vector is the model before the aggregation.
     """
     size = sync.layout.num_params
-    held = [in_whole(u, sync) for u in updates]
+    parts = [in_whole(u, sync) for u in updates]
     # In double: pulls are small differences of large values.
-    mean = coverage_mean(sync.vector.double(), [c.vector for c in held], [c.cover for c in held], weights.tolist())
+    mean = coverage_mean(sync.vector.double(), [c.vector for c in parts], [c.cover for c in parts], weights.tolist())
     mass = torch.zeros(size, dtype=torch.float64)
-    for part, weight in zip(held, weights.tolist(), strict=True):
+    for part, weight in zip(parts, weights.tolist(), strict=True):
         mass += weight if part.cover is None else part.cover[:size].double() * weight
-    found = torch.zeros(len(updates), size, dtype=sync.layout.dtype)
-    for row, part, weight in zip(found, held, weights.tolist(), strict=True):
+    pulls_MP = torch.zeros(len(updates), size, dtype=sync.layout.dtype)
+    for row, part, weight in zip(pulls_MP, parts, weights.tolist(), strict=True):
         pull = (part.vector[:size].double() - mean[:size]).mul_(weight).div_(mass)
         # Where nobody holds a coordinate, the division above has made NaN.
         row.copy_(pull if part.cover is None else pull.masked_fill_(~part.cover[:size] | (mass == 0), 0.0))
-    return found
+    return pulls_MP
 
 
 def degree_gradients(gradient: Tensor, pulls_MP: Tensor, degrees_M: Tensor) -> Tensor:
-    """dF/dD_k [M] in float64: ``-<g, pull_k> / D_k``.
+    """Return dF/dD_k [M] in float64: ``-<g, pull_k> / D_k``.
 
     With full models this is ``-(q_k / D_k) <g, w_k - w>``; with sub-models it is
     ``-(a_k / D_k) sum_e g_e (w_ke - w_e) / A_e`` over the coordinates e that client k holds.
@@ -189,26 +189,26 @@ def degree_gradients(gradient: Tensor, pulls_MP: Tensor, degrees_M: Tensor) -> T
 
 
 def no_gradient(size: int) -> dict[str, Tensor]:
-    """A sum of gradients, weighted by samples, of nobody yet: ``total`` [P], and ``mass``, the weights [P]; float64."""
+    """Return an empty sum of gradients, weighted by samples: ``total`` [P], and ``mass``, the weights [P]; float64."""
     return {"total": torch.zeros(size, dtype=torch.float64), "mass": torch.zeros(size, dtype=torch.float64)}
 
 
-def with_gradient(found: State, vector: Tensor, update: ClientUpdate, sync: SyncContext) -> State:
-    """The sum with a client's gradient, given as a vector [V] of its sub-model; what else is in the tree stays."""
-    size = len(found["total"])
+def with_gradient(sums: State, vector: Tensor, update: ClientUpdate, sync: SyncContext) -> State:
+    """Add a client's gradient, a vector [V] of its sub-model, to the sum; what else is in the tree stays."""
+    size = len(sums["total"])
     part, weight = update.submodel.embed(vector, sync.layout), float(update.num_samples)
     cover = torch.ones(size, dtype=torch.bool) if part.cover is None else part.cover[:size]
     values = (weight * part.vector[:size].double()).masked_fill(~cover, 0.0)
-    return {**found, "total": found["total"] + values, "mass": found["mass"] + weight * cover.double()}
+    return {**sums, "total": sums["total"] + values, "mass": sums["mass"] + weight * cover.double()}
 
 
-def mean_gradient(found: State) -> Tensor:
-    """The gradient [P] as a mean over those who said something on each coordinate; 0 where nobody did."""
-    return torch.where(found["mass"] > 0, found["total"] / found["mass"].clamp_min(1e-300), 0.0)
+def mean_gradient(sums: State) -> Tensor:
+    """Return the gradient [P] as a mean over those who sent a value of each coordinate; 0 where nobody did."""
+    return torch.where(sums["mass"] > 0, sums["total"] / sums["mass"].clamp_min(1e-300), 0.0)
 
 
 def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
-    """The client's mean gradient on its way, [V] of its sub-model: (anchor - model) / (learning rate x steps).
+    """Return the client's mean gradient on its way, [V] of its sub-model: (anchor - model) / (learning rate x steps).
 
     Momentum's share is in the number of steps; None where the client took none. For Adam, whose moves are no sums of
     gradients, the number of local steps is taken: a direction, of another length.
@@ -221,7 +221,7 @@ def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
 
 
 def sent_gradient(update: ClientUpdate) -> Tensor | None:
-    """Return what :class:`GradientAtAnchor` measured, as a vector [V] of the client's sub-model; None: nothing."""
+    """Return :class:`GradientAtAnchor`'s gradient as a vector [V] of the client's sub-model; None: there is none."""
     sent = update.extras.get("gradient_at_anchor/gradient")
     if sent is None:
         return None

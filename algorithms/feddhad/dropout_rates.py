@@ -27,7 +27,7 @@ _BELOW_ONE = 0.99
 
 
 def target_time(base_rate: float, reference_s: float, *, device_rate: DeviceRate) -> float:
-    """The time to which devices are levelled, in seconds.
+    """Return the time to which devices are levelled, in seconds.
 
     Args:
         base_rate: d_avg, 0..1.
@@ -38,7 +38,7 @@ def target_time(base_rate: float, reference_s: float, *, device_rate: DeviceRate
 
 
 def device_dropout(time_s: float, target_s: float, *, cap: float, device_rate: DeviceRate) -> float:
-    """A device's mean dropout rate d_k*, 0 .. ``cap`` (printed: below 1).
+    """Return a device's mean dropout rate d_k*, 0 .. ``cap`` (printed: below 1).
 
     Args:
         time_s: Its time for a round without dropout, above 0.
@@ -55,7 +55,7 @@ def device_dropout(time_s: float, target_s: float, *, cap: float, device_rate: D
 
 
 def rates_of_round(rates: Sequence[float], samples: Sequence[int]) -> dict[str, float]:
-    """Return what a table says of the rates of a round's devices: their mean hides that most have none and some much.
+    """Summarise the rates of a round's devices for a table: their mean hides that most have none and some much.
 
     Args:
         rates: Each device's mean rate, 0..1; none: nobody drops anything.
@@ -74,7 +74,7 @@ def rates_of_round(rates: Sequence[float], samples: Sequence[int]) -> dict[str, 
 
 
 def unit_rates(scores_U: np.ndarray, rate: float, *, cap: float = 0.9, temperature: float = 1.0) -> np.ndarray:
-    """Rates of units [U] whose mean is ``rate``: the lower the score, the higher the rate, at most ``cap``.
+    """Return rates of units [U] whose mean is ``rate``: the lower the score, the higher the rate, at most ``cap``.
 
     ``d_i = U rate softmax(-score / temperature)_i``; what exceeds the cap is handed to the others in proportion to
     their softmax weights, until nothing does.
@@ -119,19 +119,19 @@ def drawn_units(
     Source: FedDHAD, sub-models. Reading: where a layer would lose all its units, the one with the smallest rate (the
     first of equals) stays.
     """
-    kept, scales = {}, {}
+    units, scales = {}, {}
     for group in groups:
         rate = rates[group.name]
         stays = generator.random(group.size) >= rate
         if not stays.any():
             stays[int(np.argmin(rate))] = True
-        kept[group.name] = tuple(int(unit) for unit in np.flatnonzero(stays))
+        units[group.name] = tuple(int(unit) for unit in np.flatnonzero(stays))
         scales[group.name] = tuple(float(factor) for factor in 1.0 / (1.0 - rate[stays]))
-    return kept, scales
+    return units, scales
 
 
 def scales_in(multiplier: Multiplier, model: nn.Module) -> MultiplierIn | None:
-    """Where the multiplier acts on a network; None: nowhere.
+    """Return the place where the multiplier acts on a network; None: nowhere.
 
     Args:
         multiplier: As asked for.
@@ -154,9 +154,9 @@ def scales_in(multiplier: Multiplier, model: nn.Module) -> MultiplierIn | None:
 
 
 def why_not_in_weights(model: nn.Module) -> str:
-    """Return what of a network does not let a factor of weights pass through to its units, in words; empty: nothing."""
+    """Name, in words, the part of a network through which a factor of weights does not pass; empty: there is none."""
     for group in maskable_groups(model):
-        found = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
-        if found or group.kind == "head":
-            return f"units {group.name!r} of {type(model).__name__} go through {found or 'attention'}"
+        reason = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
+        if reason or group.kind == "head":
+            return f"units {group.name!r} of {type(model).__name__} go through {reason or 'attention'}"
     return ""

@@ -138,7 +138,7 @@ class AdaptiveDropout(SubModelPolicy):
         return bool(self.base_rate) and self.multiplier in ("incoming", "split")
 
     def init(self, context: ServerContext) -> State:
-        """No scores yet, all rates 0.
+        """Return the state before any score, with all rates 0.
 
         Raises:
             ConfigError: The network lists no units that can be left out, or none whose weights can bear the multiplier.
@@ -213,26 +213,26 @@ class AdaptiveDropout(SubModelPolicy):
         return bool(self.base_rate) and (listed or bool(state["due"]))
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
-        """Scores in rounds that check or refresh; curvature in those that refresh."""
+        """Probe scores in rounds that check or refresh, and curvature in those that refresh."""
         if self._is_refresh(state, round):
             return (self.scores, CurvatureGap()) if self.base_rate == "hessian" else (self.scores,)
         return (self.scores,) if self._is_check(round) else ()
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """Check the trigger, and refresh where it is time to."""
-        told = [u for u in updates if "unit_scores/scores" in u.extras]
-        if not told:
+        measured = [u for u in updates if "unit_scores/scores" in u.extras]
+        if not measured:
             return state
-        scores = _mean([u.extras["unit_scores/scores"] for u in told], told)
-        asked, due = self._is_refresh(state, sync.round), False
+        scores = _mean([u.extras["unit_scores/scores"] for u in measured], measured)
+        is_refresh, due = self._is_refresh(state, sync.round), False
         if self._is_check(sync.round):
             state, due = self._checked(state, scores)
-        if asked or (due and self.base_rate != "hessian"):
-            return self._refreshed(state, told, scores)
+        if is_refresh or (due and self.base_rate != "hessian"):
+            return self._refreshed(state, measured, scores)
         return {**state, "due": due}
 
     def _checked(self, state: State, scores: Tensor) -> tuple[State, bool]:
-        """The trigger's step at a check, and whether it asks for a refresh."""
+        """Return the trigger's step at a check, and whether it asks for a refresh."""
         before, last = state["seen"], state["change"]
         change = None if before is None else float((scores - before).norm())
         quiet, triggered, due = state["quiet"], state["triggered"], False
@@ -242,18 +242,18 @@ class AdaptiveDropout(SubModelPolicy):
             due = fell if triggered else quiet >= self.patience
         return {**state, "seen": scores, "change": change, "quiet": quiet, "triggered": triggered or due}, due
 
-    def _refreshed(self, state: State, told: Sequence[ClientUpdate], scores: Tensor) -> State:
+    def _refreshed(self, state: State, measured: Sequence[ClientUpdate], scores: Tensor) -> State:
         if self.base_rate == "hessian":
-            rates = [u.extras["curvature_gap/rate"] for u in told]
-            raw = float(_mean(rates, told))
-            base = float(_mean([rate.clamp(0.0, self.base_rate_cap) for rate in rates], told))
+            rates = [u.extras["curvature_gap/rate"] for u in measured]
+            raw = float(_mean(rates, measured))
+            base = float(_mean([rate.clamp(0.0, self.base_rate_cap) for rate in rates], measured))
         else:
             raw = base = float(self.base_rate)
         times = state["times"]
         if self.reference == "largest":
-            chosen = max(told, key=lambda u: (u.num_samples, -u.client)).client
+            chosen = max(measured, key=lambda u: (u.num_samples, -u.client)).client
         else:
-            chosen = max(told, key=lambda u: (times[u.client], -u.client)).client
+            chosen = max(measured, key=lambda u: (times[u.client], -u.client)).client
         return {
             **state,
             "scores": scores,
@@ -284,15 +284,15 @@ class AdaptiveDropout(SubModelPolicy):
             rate = device_dropout(time_s, state["target_s"], cap=self.base_rate_cap, device_rate=self.device_rate)
             device_rates.append(rate)
             generator = context.stream.child("units", client).numpy()
-            kept, scales = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
+            units, scales = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
             submodels[client] = unit_submodel(
-                every_group, kept, scales=None if form is None else scales, scales_in=form or "activation"
+                every_group, units, scales=None if form is None else scales, scales_in=form or "activation"
             )
         samples = [context.profiles[k].num_samples for k in context.cohort]
         return submodels, {**state, "rates": rates_of_round(device_rates, samples)}
 
     def _unit_rates(self, groups: Sequence[UnitGroup], scores_U: Tensor, rate: float) -> dict[str, np.ndarray]:
-        """Each group's rates [size]."""
+        """Return each group's rates [size]."""
         parts = np.split(scores_U.numpy(), np.cumsum([group.size for group in groups])[:-1])
         together: dict[str, list[int]] = {}
         for number, group in enumerate(groups):
@@ -300,14 +300,14 @@ class AdaptiveDropout(SubModelPolicy):
         rates: dict[str, np.ndarray] = {}
         for members in together.values():
             joined = np.concatenate([parts[number] for number in members])
-            found = unit_rates(joined, rate, cap=self.unit_rate_cap, temperature=self.temperature)
+            joined_rates = unit_rates(joined, rate, cap=self.unit_rate_cap, temperature=self.temperature)
             for number in members:
                 size = groups[number].size
-                rates[groups[number].name], found = found[:size], found[size:]
+                rates[groups[number].name], joined_rates = joined_rates[:size], joined_rates[size:]
         return rates
 
     def report(self, state: State) -> ComponentReport:
-        """The rates: base (as used and as measured), those of the round's devices; refreshes so far."""
+        """Return the rates: base (as used and as measured), those of the round's devices; refreshes so far."""
         return ComponentReport(
             metrics={
                 "dropout_base_rate": state["base_rate"],
@@ -319,14 +319,14 @@ class AdaptiveDropout(SubModelPolicy):
 
 
 def _mean(values: Sequence[Tensor], updates: Sequence[ClientUpdate]) -> Tensor:
-    """``sum_k n_k x_k / sum_k n_k`` in float64."""
+    """Return ``sum_k n_k x_k / sum_k n_k`` in float64."""
     total = sum(u.num_samples for u in updates)
     parts = [value.to(torch.float64) * u.num_samples for value, u in zip(values, updates, strict=True)]
     return torch.stack(parts).sum(dim=0) / total
 
 
 def _time(macs: int, context: RoundContext, client: int) -> float:
-    """Seconds that a device would need for its round with the full model, without jitter; 1 without devices."""
+    """Return seconds that a device would need for its round with the full model, without jitter; 1 without devices."""
     device, work = context.profiles[client].device, context.work[client]
     if device is None:
         return 1.0

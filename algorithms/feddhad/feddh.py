@@ -111,11 +111,11 @@ class NonIIDDegree(Weighting):
         return self._learns and self.gradient in ("deferred", "explicit")
 
     def registration(self) -> tuple[str, ...]:
-        """Label counts, unless they are estimated."""
+        """Register the label counts, unless they are estimated."""
         return ("label_counts",) if self.estimate == "counts" else ()
 
     def init(self, context: ServerContext) -> State:
-        """Factors v of 1 and offsets b of 0 for everybody.
+        """Return factors v of 1 and offsets b of 0 for everybody.
 
         Raises:
             ConfigError: Proxy data is needed but not there, or does not fit.
@@ -155,7 +155,7 @@ class NonIIDDegree(Weighting):
         return {"inputs": inputs, "targets": targets}
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
-        """The gradient at the last aggregate, where it is to be measured; in a round's first jobs alone."""
+        """Return the gradient at the last aggregate, where it is to be measured; in a round's first jobs alone."""
         pending = state["pending"]
         if self.gradient != "explicit" or pending is None or pending["followed_in"] == round:
             return ()
@@ -168,8 +168,8 @@ class NonIIDDegree(Weighting):
             state = self._followed(state, updates, sync)
         members = [u.client for u in updates]
         js = self._divergences(state)[members]
-        found, free = degrees(state["v"][members], state["b"][members], js, floor=self.floor)
-        weights = degree_weights(samples_of(updates), found)
+        degrees_M, free = degrees(state["v"][members], state["b"][members], js, floor=self.floor)
+        weights = degree_weights(samples_of(updates), degrees_M)
         # A single attendee has all the weight whatever its degree, so there is nothing to be learned from it.
         if not self._learns or not sync.ends_round or len(updates) == 1:
             return weights, state
@@ -178,7 +178,7 @@ class NonIIDDegree(Weighting):
             "version": max(sync.anchors) + 1,
             "round": sync.round,
             "clients": members,
-            "degrees": found,
+            "degrees": degrees_M,
             # dD/dv and dD/db: JS and 1, and 0 where the floor holds.
             "js": js * free,
             "free": free.double(),
@@ -192,35 +192,35 @@ class NonIIDDegree(Weighting):
     # -- label shares --------------------------------------------------------------------------------------------
 
     def _estimated(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """With the label shares of clients that come for the first time."""
-        shares, known = state["shares"].clone(), state["known"].clone()
+        """Add the label shares of clients that come for the first time."""
+        shares, estimated = state["shares"].clone(), state["known"].clone()
         for update in updates:
             # Without a step a client has the server's model, which tells nothing of its labels.
-            if known[update.client] or not update.steps:
+            if estimated[update.client] or not update.steps:
                 continue
             module = update.submodel.build(sync.model)
             norms = _class_gradient_norms(module, update.params, state["proxy"], shares.shape[1])
             shares[update.client] = estimated_shares(norms, sharpness=self.sharpness, estimate_from=self.estimate_from)
-            known[update.client] = True
-        return {**state, "shares": shares, "known": known}
+            estimated[update.client] = True
+        return {**state, "shares": shares, "known": estimated}
 
     def _divergences(self, state: State) -> Tensor:
-        """JS [N]; who was never seen has the mean of the others, 0 where nobody was."""
+        """Return JS [N]; who was never seen has the mean of the others, 0 where nobody was."""
         if self.estimate == "counts":
             js: Tensor = state["js"]
             return js
-        found = torch.zeros(len(state["known"]), dtype=torch.float64)
-        known = state["known"]
-        if bool(known.any()):
-            of_known = divergences((state["sizes"][known, None] * state["shares"][known]).numpy())
-            found[known] = of_known
-            found[~known] = of_known.mean()
-        return found
+        divergences_N = torch.zeros(len(state["known"]), dtype=torch.float64)
+        estimated = state["known"]
+        if bool(estimated.any()):
+            of_estimated = divergences((state["sizes"][estimated, None] * state["shares"][estimated]).numpy())
+            divergences_N[estimated] = of_estimated
+            divergences_N[~estimated] = of_estimated.mean()
+        return divergences_N
 
     # -- the gradient step ---------------------------------------------------------------------------------------
 
     def _followed(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """With what these clients, who started from the last round's aggregate, say on the gradient there."""
+        """Add the gradient at the last round's aggregate, from these clients, who started there."""
         pending = state["pending"]
         for update in updates:
             # It started from another model, where the gradient is another.
@@ -237,13 +237,13 @@ class NonIIDDegree(Weighting):
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, *, sync: SyncContext
     ) -> Tensor:
         if self.gradient == "same_round":
-            found = no_gradient(sync.layout.num_params)
+            sums = no_gradient(sync.layout.num_params)
             for update in updates:
                 vector = mean_move(update, sync)
-                found = found if vector is None else with_gradient(found, vector, update, sync)
-            return mean_gradient(found)
-        held = [in_whole(u, sync) for u in updates]
-        mean = coverage_mean(sync.vector, [c.vector for c in held], [c.cover for c in held], weights.tolist())
+                sums = sums if vector is None else with_gradient(sums, vector, update, sync)
+            return mean_gradient(sums)
+        parts = [in_whole(u, sync) for u in updates]
+        mean = coverage_mean(sync.vector, [c.vector for c in parts], [c.cover for c in parts], weights.tolist())
         views, names = sync.layout.views(mean), sync.layout.params(mean)
         was_training = sync.model.training
         sync.model.eval()
@@ -257,7 +257,7 @@ class NonIIDDegree(Weighting):
         return gradient
 
     def _stepped(self, state: State, pending: State, gradient: Tensor) -> State:
-        """After ``v_k -= rate_v dF/dv_k``, ``b_k -= rate_b dF/db_k`` for the attendees of the aggregation."""
+        """Step ``v_k -= rate_v dF/dv_k``, ``b_k -= rate_b dF/db_k`` for the attendees of the aggregation."""
         slopes = degree_gradients(gradient, pending["pulls"], pending["degrees"])
         v, b, members, past = state["v"].clone(), state["b"].clone(), pending["clients"], pending["round"] - 1
         v[members] -= self.learning_rate_v * self.decay_v**past * slopes * pending["js"]
@@ -265,7 +265,7 @@ class NonIIDDegree(Weighting):
         return {**state, "v": v, "b": b}
 
     def report(self, state: State) -> ComponentReport:
-        """Where the control parameters are."""
+        """Report the means of the control parameters."""
         return ComponentReport(
             metrics={"noniid_v_mean": float(state["v"].mean()), "noniid_b_mean": float(state["b"].mean())}
         )
@@ -275,7 +275,7 @@ class NonIIDDegree(Weighting):
 
 
 def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, num_classes: int) -> Tensor:
-    """G [C], float64: for each class the norm of the gradient of the mean loss on its samples, in evaluation mode.
+    """Return G [C], float64: for each class the norm of its samples' mean loss's gradient, in evaluation mode.
 
     A class that the client has seen often is fitted already, so its gradient on a balanced set is small.
     """
@@ -297,7 +297,7 @@ def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, nu
 
 
 def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: EstimateFrom) -> Tensor:
-    """Label shares [C] that sum to 1: ``softmax(sharpness * x)`` with ``x = 1/G`` or ``G``, divided by its mean.
+    """Return label shares [C], of sum 1: ``softmax(sharpness * x)`` with ``x = 1/G`` or ``G``, divided by its mean.
 
     Args:
         norms_C: G, at least 0.

@@ -1,4 +1,4 @@
-"""How much each unit of a network does: a filter's ranks of maps, a neuron's incoming, a head's outgoing weights.
+"""Scores of a network's units: a filter's ranks of maps, a neuron's incoming, a head's outgoing weights.
 
 Units are those of the groups that no residual addition ties together, in the network's order.
 
@@ -25,14 +25,14 @@ _CHUNK = 16
 
 
 def maskable_groups(model: nn.Module) -> tuple[UnitGroup, ...]:
-    """The groups whose units can be left out alone: not tied by residual additions; empty for unknown networks."""
+    """Return the groups whose units can be left out alone, untied by residual additions; none for unknown networks."""
     if not hasattr(model, "unit_groups"):
         return ()
     return tuple(group for group in cast(Network, model).unit_groups() if not group.residual)
 
 
 def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor, *, scale: RankScale) -> list[Tensor]:
-    """For each convolutional group the mean rank [size], float64, of its units' maps after the activation.
+    """Return each convolutional group's mean ranks [size], float64, of its units' maps after the activation.
 
     Args:
         model: The network, used as it is (in evaluation mode).
@@ -45,7 +45,7 @@ def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor,
     handles = []
     for group in groups:
 
-        def keep(module: nn.Module, given: object, output: Tensor, name: str = group.name) -> None:
+        def keep(module: nn.Module, inputs: object, output: Tensor, name: str = group.name) -> None:
             maps[name] = output
 
         handles.append(model.get_submodule(group.module).register_forward_hook(keep))
@@ -65,7 +65,7 @@ def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor,
 
 
 def incoming_weights(params: ParamTree, group: UnitGroup, *, weight_sum: WeightSum) -> Tensor:
-    """For each neuron of a group [size], float64: its mean incoming weight over the layer's largest, at most 1.
+    """Return each neuron's mean incoming weight over the layer's largest [size], float64, at most 1.
 
     Args:
         params: The network's parameters.
@@ -77,7 +77,7 @@ def incoming_weights(params: ParamTree, group: UnitGroup, *, weight_sum: WeightS
 
 
 def outgoing_weights(params: ParamTree, group: UnitGroup) -> Tensor:
-    """For each head of a group [size], float64: its mean absolute weight in the output projection, over the largest.
+    """Return each head's mean absolute weight in the output projection over the largest [size], float64.
 
     Args:
         params: The network's parameters.

@@ -1,1 +1,1 @@
-"""What several methods share: components and the loops inside them; no builders."""
+"""Parts that several methods share: components and the loops inside them; no builders."""

@@ -36,13 +36,13 @@ STALENESS: tuple[Staleness, ...] = ("constant", "hinge", "polynomial")
 
 
 def staleness_of(updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-    """Return how often the server's model changed since each client received its own, in float64 [M]; 0: not once."""
+    """Return the number of changes of the server's model since each client received its own, in float64 [M]."""
     return torch.tensor([sync.version - u.anchor_version for u in updates], dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discount(Checked):
-    """What an update counts by its staleness s; 1 for a fresh one.
+    """Factor of an update's weight by its staleness s; 1 for a fresh one.
 
     Attributes:
         kind: ``"constant"``: 1; ``"hinge"``: 1 up to ``grace``, then ``1 / (slope (s - grace) + 1)``;
@@ -61,7 +61,7 @@ class Discount(Checked):
     grace: NotNegative = 4.0
 
     def __call__(self, staleness_M: Tensor) -> Tensor:
-        """The factors [M]."""
+        """Return the factors [M]."""
         if self.kind == "polynomial":
             return (1 + staleness_M) ** -self.exponent
         if self.kind == "hinge":
@@ -70,12 +70,12 @@ class Discount(Checked):
 
 
 def at_work(concurrency: int | None, context: RoundContext) -> int:
-    """Return how many clients are at work at a time."""
+    """Return the number of clients at work at a time."""
     return concurrency or context.cohort_size
 
 
 def buffered(buffer_size: int | None, concurrency: int | None, context: RoundContext) -> int:
-    """Return how many updates make the server's next model; by default half of the clients at work, 1 to 10."""
+    """Return the number of updates per model of the server; by default half of the clients at work, 1 to 10."""
     return buffer_size or min(10, max(1, at_work(concurrency, context) // 2))
 
 
@@ -134,11 +134,11 @@ class Arrivals(Pacing):
     buffer_size: Count | None
 
     def carries_work(self) -> bool:
-        """Always: an update that is under way waits for a later round."""
+        """Return True: an update that is under way waits for a later round."""
         return True
 
     def init(self, context: ServerContext) -> State:
-        """Nothing is kept but what the engine keeps.
+        """Return an empty state: the engine keeps the updates under way.
 
         Raises:
             ConfigError: The clients have no devices, or there are too few of them.

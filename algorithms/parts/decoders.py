@@ -43,15 +43,15 @@ class _Autoencoder(nn.Module):
         self.end = nn.Conv2d(width, channels, 3, padding=1)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The inputs [B, ...] as their latents' means give them back."""
+        """Return the inputs [B, ...] as their latents' means give them back."""
         return self.decode(self.encoder(inputs).chunk(2, dim=1)[0])
 
     def decode(self, latents: Tensor) -> Tensor:
         hidden = self.start(latents).relu().unflatten(1, self._small)
         hidden = self.middle(F.interpolate(hidden, scale_factor=2.0)).relu()
-        found: Tensor = self.end(F.interpolate(hidden, scale_factor=2.0))
+        images: Tensor = self.end(F.interpolate(hidden, scale_factor=2.0))
         # Sides were rounded up on the way down, so what comes back may be larger.
-        return found[:, :, : self._height, : self._width]
+        return images[:, :, : self._height, : self._width]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class SmallDecoder(Checked):
             return _Autoencoder((channels, height, width), self.latent_width, self.width).to(like.dtype)
 
     def trained(self, inputs: Tensor, sync: SyncContext) -> Values:
-        """Return what it learns of the server's inputs [S, ...] in Adam steps at 1e-3; called once."""
+        """Train on the server's inputs [S, ...] in Adam steps at 1e-3, and return the values; called once."""
         device = torch.device(sync.device)
         module = self._module(inputs, sync.stream).to(device)
         optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False)
@@ -90,8 +90,8 @@ class SmallDecoder(Checked):
             batch = inputs[index].to(device)
             mean, spread = module.encoder(batch).chunk(2, dim=1)
             noise = torch.randn(mean.shape, generator=draws, dtype=mean.dtype).to(device)
-            found = module.decode(mean + (0.5 * spread).exp() * noise)
-            error = (found - batch).square().flatten(1).sum(dim=1).mean()
+            decoded = module.decode(mean + (0.5 * spread).exp() * noise)
+            error = (decoded - batch).square().flatten(1).sum(dim=1).mean()
             prior = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum(dim=1).mean()
             optimizer.zero_grad()
             (error + prior).backward()
@@ -102,11 +102,11 @@ class SmallDecoder(Checked):
         return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
     def latents(self, count: int, source: Stream) -> Tensor:
-        """Latent vectors [count, L] as they are valid."""
+        """Return latent vectors [count, L] as they are valid."""
         return torch.randn(count, self.latent_width, generator=source.torch())
 
     def decode(self, values: Values, latents: Tensor, like: Tensor) -> Tensor:
-        """Inputs [B, ...] of latent vectors [B, L], shaped as those of ``like``."""
+        """Return inputs [B, ...] of latent vectors [B, L], shaped as those of ``like``."""
         module = self._module(like, Stream(("any",)))
         # Nothing of its start is left, so any stream will do.
         module.load_state_dict(dict(values))
@@ -114,12 +114,12 @@ class SmallDecoder(Checked):
             return module.decode(latents.to(like.dtype))
 
     def decode_flops(self, like: Tensor) -> float:
-        """Return what one of them costs."""
+        """Return the FLOPs of decoding one latent vector."""
         macs = sum(macs for name, macs in self._macs(like).items() if not name.startswith("encoder."))
         return training_flops(macs, 1, passes=1)
 
     def _macs(self, like: Tensor) -> dict[str, int]:
-        """Multiply-accumulates of an input's way there and back, by layer."""
+        """Return multiply-accumulates of an input's way there and back, by layer."""
         channels, height, width = (int(size) for size in like.shape[1:])
         costs = layer_costs(self._module(like, Stream(("any",))), (channels, height, width))
         return {name: macs for name, (macs, _) in costs.items()}

@@ -43,7 +43,7 @@ class Student:
     def step(
         self, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, *, temperature: float, clip_norm: float
     ) -> float:
-        """One step on ``KL(targets || student)``, the mean over the batch; returns it.
+        """Take one step on ``KL(targets || student)``, the mean over the batch, and return that loss.
 
         Args:
             optimizer: Over the module's parameters.
@@ -68,7 +68,7 @@ class Student:
 
     @contextlib.contextmanager
     def _own_draws(self) -> Iterator[None]:
-        """Dropout takes no generator: the global one is keyed for each pass, and as it was after."""
+        """Key the global generator for a pass, and put it back after: dropout takes no other."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             torch.manual_seed(self._stream.child(self._steps).seed(56))
             yield
@@ -81,7 +81,7 @@ class Student:
                     part.eval()
 
     def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
-        """Share of the inputs that it gets right, in evaluation mode."""
+        """Return the share of the inputs that it gets right, in evaluation mode."""
         self.module.eval()
         self._spent(len(inputs) * self._forward_flops)
         with torch.no_grad():
@@ -89,7 +89,7 @@ class Student:
         return float((logits.argmax(dim=1) == targets).double().mean())
 
     def with_statistics(self, vector: Tensor, inputs: Tensor) -> Tensor:
-        """Other parameters [V], with batch norm's statistics read anew from the inputs, at least two."""
+        """Return other parameters [V] with batch norm's statistics read anew from the inputs, at least two."""
         load_vector(self.module, self._layout, vector)
         for part in self.module.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -102,18 +102,18 @@ class Student:
         return self.vector()
 
     def vector(self) -> Tensor:
-        """Its parameters and float buffers as a new vector [V]; riders are those of the start."""
-        found = self._start.clone()
-        views = self._layout.views(found)
+        """Return its parameters and float buffers as a new vector [V]; riders are those of the start."""
+        vector = self._start.clone()
+        views = self._layout.views(vector)
         with torch.no_grad():
             for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
                 if name in views:
                     views[name].copy_(value)
-        return found
+        return vector
 
 
 def batches(num_inputs: int, batch_size: int, stream: Stream) -> Iterator[Tensor]:
-    """Batches of positions without end: passes in new random orders, each cut to whole batches."""
+    """Yield batches of positions without end: passes in new random orders, each cut to whole batches."""
     size, number = min(batch_size, num_inputs), 0
     while True:
         order = torch.randperm(num_inputs, generator=stream.child("order", number).torch())
@@ -122,5 +122,5 @@ def batches(num_inputs: int, batch_size: int, stream: Stream) -> Iterator[Tensor
 
 
 def cosine_rate(step: int, steps: int) -> float:
-    """From 1 at step 0 along half a cosine towards 0 at ``steps``."""
+    """Return a factor that falls from 1 at step 0 along half a cosine towards 0 at ``steps``."""
     return 0.5 * (1 + math.cos(math.pi * step / steps))

@@ -1,4 +1,4 @@
-"""What sparse methods share: one element mask for all clients, kept on the server, and clients that stay within it.
+"""Parts that sparse methods share: one element mask for all clients, kept on the server, and clients that stay in it.
 
 A mask decides about weights of linear and convolutional layers; biases and norms are always alive.
 
@@ -37,26 +37,26 @@ Layers = Mapping[str, tuple[int, int]]
 
 
 def weight_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Where the weights of linear and convolutional layers begin and end in the model's vector, by name."""
+    """Return the places of linear and convolutional layers' weights in the model's vector, (begin, end) by name."""
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     names = {
         f"{path}.weight" if path else "weight" for path, module in model.named_modules() if isinstance(module, kinds)
     }
-    found, start = {}, 0
+    layers, start = {}, 0
     for name, value in model.named_parameters():
         if name in names:
-            found[name] = (start, start + value.numel())
+            layers[name] = (start, start + value.numel())
         start += value.numel()
-    return found
+    return layers
 
 
 def decided(values_P: Tensor, layers: Layers) -> Tensor:
-    """Of one value for each param those of the weights that a mask decides [N]."""
+    """Select, from one value for each param, those of the weights that a mask decides [N]."""
     return torch.cat([values_P[start:stop] for start, stop in layers.values()])
 
 
 def largest(values_n: Tensor, number: int, *, then_n: Tensor | None = None) -> Tensor:
-    """Which are the largest (bool [n]); of equal ones those with more in ``then_n``, then the first."""
+    """Mark the largest values (bool [n]); of equal ones those with more in ``then_n``, then the first."""
     order = torch.arange(len(values_n))
     # The lesser key first: a stable sort by the other one keeps its order among equals.
     for key in (then_n, values_n):
@@ -68,7 +68,7 @@ def largest(values_n: Tensor, number: int, *, then_n: Tensor | None = None) -> T
 
 
 def shared_out(total: int, sizes: Sequence[int], densities: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to ``total``, near ``size * density``; at least 1 and at most ``size`` each."""
+    """Share ``total`` out in whole numbers near ``size * density``, each at least 1 and at most ``size``."""
     wanted = [size * density for size, density in zip(sizes, densities, strict=True)]
     counts = [min(size, max(1, int(want))) for size, want in zip(sizes, wanted, strict=True)]
     while (missing := total - sum(counts)) != 0:
@@ -97,13 +97,13 @@ class StayZero(LocalTerm):
         part = step.client.submodel
         if not isinstance(part, ElementMask):
             return step.memory, None
-        kept, start = {}, 0
+        masked, start = {}, 0
         for name, value in step.params.items():
             mask = part.mask[start : start + value.numel()]
             start += value.numel()
             if not bool(mask.all()):
-                kept[name] = value * mask.view(value.shape).to(value.device)
-        return step.memory, kept
+                masked[name] = value * mask.view(value.shape).to(value.device)
+        return step.memory, masked
 
 
 class MaskPolicy(SubModelPolicy):
@@ -120,21 +120,21 @@ class MaskPolicy(SubModelPolicy):
 
     @abstractmethod
     def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
-        """Return what is alive in round 1 (bool [P])."""
+        """Return the mask of round 1 (bool [P])."""
 
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-        """Return what is alive after an aggregation (bool [P])."""
+        """Return the mask after an aggregation (bool [P])."""
         mask: Tensor = state["mask"]
         return mask
 
     def made(self, state: State, context: RoundContext, *, fresh: bool) -> ElementMask:
-        """The round's mask, for clients that have it or not."""
+        """Return the round's mask, for clients that have it or not."""
         return ElementMask(
             mask=state["mask"], fresh=fresh, num_maskable=state["num_weights"], saves_work=self.saves_work
         )
 
     def init(self, context: ServerContext) -> State:
-        """The first mask, which nobody has.
+        """Return the first mask, which nobody has.
 
         Raises:
             ConfigError: The network has no layers whose weights could be left out, or too few weights.
@@ -157,14 +157,14 @@ class MaskPolicy(SubModelPolicy):
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         masks = {fresh: self.made(state, context, fresh=fresh) for fresh in (True, False)}
-        known, version = state["known"], state["version"]
-        return {k: masks[known.get(k) != version] for k in context.cohort}, state
+        mask_versions, version = state["known"], state["version"]
+        return {k: masks[mask_versions.get(k) != version] for k in context.cohort}, state
 
     def after_aggregate(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """What a mask leaves out is zero, and what comes back starts there; who took part has the present mask."""
-        known = {**state["known"], **{u.client: state["version"] for u in updates}}
+        """Set weights outside the mask to zero, where new ones start; participants have the present mask."""
+        mask_versions = {**state["known"], **{u.client: state["version"] for u in updates}}
         mask = self.next_mask(state, vector, updates, sync)
         changed = not torch.equal(mask, state["mask"])
         vector = vector.clone()
@@ -174,10 +174,10 @@ class MaskPolicy(SubModelPolicy):
             **state,
             "mask": mask,
             "version": state["version"] + changed,
-            "known": dict(sorted(known.items())),
+            "known": dict(sorted(mask_versions.items())),
             "zeros": float(zeros),
         }
 
     def report(self, state: State) -> ComponentReport:
-        """The share of weights that are zero in the server's model."""
+        """Return the share of weights that are zero in the server's model."""
         return ComponentReport(metrics={"sparsity": state["zeros"]})

@@ -1,4 +1,4 @@
-"""What clients' models say of given inputs, on the server.
+"""Predictions of clients' models for inputs on the server.
 
 Shape letters: B inputs, C classes, M models, V values of a model.
 """
@@ -20,13 +20,13 @@ _BATCH = 500
 
 
 def template(sync: SyncContext) -> nn.Module:
-    """A copy of the full model in evaluation mode, where heavy work belongs."""
+    """Return a copy of the full model in evaluation mode, where heavy work belongs."""
     # A copy, since all components are shown the same model, and `to` moves a module itself.
     return copy.deepcopy(sync.model).eval().to(sync.device)
 
 
 def upload_logits(model: nn.Module, update: ClientUpdate, inputs: Tensor) -> Tensor:
-    """Logits [B, C] of a client's model, with its own buffers, in the template's mode.
+    """Return logits [B, C] of a client's model, with its own buffers, in the template's mode.
 
     Args:
         model: The full model's template, on the inputs' device.
@@ -38,13 +38,13 @@ def upload_logits(model: nn.Module, update: ClientUpdate, inputs: Tensor) -> Ten
 
 
 def in_batches(predict: Callable[[Tensor], Tensor], inputs: Tensor, device: torch.device | str) -> Tensor:
-    """``predict`` of all inputs, some at a time on the device; logits [B, C] on the CPU."""
+    """Return ``predict`` of all inputs, some at a time on the device; logits [B, C] on the CPU."""
     parts = (inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH))
     return torch.cat([predict(part.to(device)).cpu() for part in parts])
 
 
 def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
-    """Logits [M, B, C] on the CPU of the attendees' models in evaluation mode, each with its own buffers."""
+    """Return logits [M, B, C] on the CPU of the attendees' models in evaluation mode, each with its own buffers."""
     model = template(sync)
     sync.count_flops(len(inputs) * sum(sync.forward_flops(u.submodel) for u in updates))
     with torch.no_grad():
@@ -53,7 +53,7 @@ def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: 
 
 
 def model_logits(vectors: Sequence[Tensor], sync: SyncContext, inputs: Tensor) -> Tensor:
-    """Logits [M, B, C] on the CPU of full models, given as vectors [V], in evaluation mode."""
+    """Return logits [M, B, C] on the CPU of full models, given as vectors [V], in evaluation mode."""
     model, rows = template(sync), []
     sync.count_flops(len(inputs) * len(vectors) * sync.forward_flops(FULL_MODEL))
     with torch.no_grad():
@@ -64,7 +64,7 @@ def model_logits(vectors: Sequence[Tensor], sync: SyncContext, inputs: Tensor) -
 
 
 def server_inputs(context: ServerContext | SyncContext, method: str) -> Tensor:
-    """The proxy data's inputs; its labels are not looked at.
+    """Return the proxy data's inputs; its labels are not looked at.
 
     Raises:
         ConfigError: There is none.

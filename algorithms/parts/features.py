@@ -1,4 +1,4 @@
-"""What a network's head reads: which networks say so, and a generator of it from noise and a label, in plain tensors.
+"""Inputs of a network's head: the networks that tell them, and a generator of them from noise and a label.
 
 Source: Zhu, Hong, Zhou (2021): Data-free knowledge distillation for heterogeneous federated learning. ICML, and the
 authors' program.
@@ -21,7 +21,7 @@ from fedsweep.components import head_names, layer_costs, training_flops
 
 
 def network_with_features(model: nn.Module, *, method: str, use: str) -> Network:
-    """The model as one that has features and a head.
+    """Return the model as one that has features and a head.
 
     Args:
         model: The full model.
@@ -40,11 +40,11 @@ def network_with_features(model: nn.Module, *, method: str, use: str) -> Network
 
 
 def new_generator(noise: int, hidden: int, features: int, num_classes: int, *, stream: Stream) -> dict[str, Tensor]:
-    """Parameters and statistics of an untrained generator: linear to H, batch norm, ReLU, linear to D."""
+    """Return parameters and statistics of an untrained generator: linear to H, batch norm, ReLU, linear to D."""
     draws = stream.torch()
 
     def uniform(fan_in: int, *shape: int) -> Tensor:
-        """As torch starts a linear layer."""
+        """Draw weights as torch starts a linear layer."""
         return torch.empty(*shape).uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=draws)
 
     inputs = noise + num_classes
@@ -61,7 +61,7 @@ def new_generator(noise: int, hidden: int, features: int, num_classes: int, *, s
 
 
 def generated(values: Mapping[str, Tensor], noise_BE: Tensor, labels_B: Tensor, *, training: bool) -> Tensor:
-    """Features [B, D] for noise and labels.
+    """Return features [B, D] for noise and labels.
 
     Args:
         values: See :func:`new_generator`; the statistics are updated in place where ``training``.
@@ -83,7 +83,7 @@ def generated(values: Mapping[str, Tensor], noise_BE: Tensor, labels_B: Tensor, 
 
 
 def drawn(size: int, labels_C: Tensor, noise: int, *, stream: Stream, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Noise [size, noise] and labels [size], uniform over the classes that are allowed.
+    """Draw noise [size, noise] and labels [size], uniform over the classes that are allowed.
 
     Args:
         size: B.
@@ -94,14 +94,14 @@ def drawn(size: int, labels_C: Tensor, noise: int, *, stream: Stream, like: Tens
     """
     generator = stream.torch()
     # On the CPU: a GPU's generator would give other numbers from the same seed.
-    found = torch.rand(size, noise, generator=generator, dtype=like.dtype)
+    noise_BE = torch.rand(size, noise, generator=generator, dtype=like.dtype)
     allowed = torch.nonzero(labels_C.cpu())[:, 0]
     labels = allowed[torch.randint(len(allowed), (size,), generator=generator)]
-    return found.to(like.device), labels.to(like.device)
+    return noise_BE.to(like.device), labels.to(like.device)
 
 
 def step_flops(values: Mapping[str, Tensor], model: nn.Module, num_heads: int) -> float:
-    """What a step of the generator costs a sample: 3 passes through itself, and through each head 2, which stays.
+    """Return a generator step's FLOPs for a sample: 3 passes through itself, 2 through each head, which stays fixed.
 
     Args:
         values: See :func:`new_generator`.
@@ -115,7 +115,7 @@ def step_flops(values: Mapping[str, Tensor], model: nn.Module, num_heads: int) -
 
 
 def diversity(noise_BE: Tensor, features_BD: Tensor) -> Tensor:
-    """``exp(-mean_ij(mean_d |z_i - z_j| * mean_e (e_i - e_j)^2))``: 1 where all features are alike, less the wider."""
+    """Return ``exp(-mean_ij(mean_d |z_i - z_j| * mean_e (e_i - e_j)^2))``: 1 for equal features, less the wider."""
     apart = (features_BD[:, None] - features_BD).abs().mean(dim=2)
     noise = (noise_BE[:, None] - noise_BE).square().mean(dim=2)
     return torch.exp(-(apart * noise).mean())

@@ -1,4 +1,4 @@
-"""What methods share whose clients keep a model of their own, of which a part or nothing travels."""
+"""Parts of methods whose clients keep a model of their own, of which a part or nothing travels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .features import network_with_features
 
 
 def own_values(memory: Mapping[str, object]) -> ParamTree | None:
-    """The model that :class:`KeepsModel` put there; None before the first."""
+    """Return the model that :class:`KeepsModel` put there; None before the first."""
     return cast(ParamTree | None, memory.get("values"))
 
 
@@ -63,7 +63,7 @@ class Travels(SubModelPolicy):
     part: Literal["body", "nothing"]
 
     def init(self, context: ServerContext) -> State:
-        """The names of what travels.
+        """Return the names of what travels.
 
         Raises:
             ConfigError: The network does not say where its features and its head are.

@@ -30,7 +30,7 @@ Aggregate = Literal["masked", "complete"]
 
 
 def in_whole(update: ClientUpdate, sync: SyncContext) -> Covered:
-    """An attendee's model among the values of the full one.
+    """Return an attendee's model among the values of the full one.
 
     Raises:
         ValueError: The component that asks has not declared that it needs models.
@@ -56,7 +56,7 @@ class ServerMomentum(ServerUpdate):
     server_learning_rate: Positive = 1.0
 
     def init(self, context: ServerContext) -> State:
-        """No velocity yet; only parameters have one."""
+        """Return the velocity 0; only parameters have one."""
         return {"velocity": torch.zeros(context.layout.num_params, dtype=context.layout.dtype)}
 
     def apply(
@@ -95,15 +95,15 @@ class CompleteNet(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        rows, held = [], torch.zeros(sync.layout.num_values, dtype=torch.bool)
+        rows, covered = [], torch.zeros(sync.layout.num_values, dtype=torch.bool)
         for update in updates:
             part = in_whole(update, sync)
-            held |= True if part.cover is None else part.cover
+            covered |= True if part.cover is None else part.cover
             rows.append(part.vector if part.cover is None else torch.where(part.cover, part.vector, sync.vector))
         out = torch.empty_like(sync.vector)
         weighted_mean(rows, weights.tolist(), out)
         # A mean of equal values may be off by rounding.
-        return torch.where(held, out, sync.vector), state
+        return torch.where(covered, out, sync.vector), state
 
 
 def aggregation(aggregate: Aggregate) -> ServerUpdate:

@@ -1,4 +1,4 @@
-"""What methods share that give each client some units of the network: which units there are, and draws of a number."""
+"""Parts of methods that give each client some units of the network: the units there are, and draws of a number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity)
 
 
 def unit_groups_of(model: nn.Module | None, *, method: str) -> tuple[UnitGroup, ...]:
-    """The network's groups of units, from the input on.
+    """Return the network's groups of units, from the input on.
 
     Args:
         model: The full network.
@@ -33,7 +33,7 @@ def unit_groups_of(model: nn.Module | None, *, method: str) -> tuple[UnitGroup, 
 
 
 def no_units(model: nn.Module | None, *, method: str) -> ConfigError:
-    """Return what to raise where a network lists no units that a method can leave out."""
+    """Return the error for a network that lists no units that a method can leave out."""
     return ConfigError(
         f"{method} leaves out channels, neurons and heads, but model {type(model).__name__} lists no unit groups;"
         " use a built-in model or give yours a method unit_groups"
@@ -47,7 +47,7 @@ def has_norm(model: nn.Module, group: UnitGroup) -> bool:
 
 
 def why_not_homogeneous(model: nn.Module, group: UnitGroup) -> str:
-    """What stands between the group's weights and its units, where a factor c > 0 does not pass it; empty: nothing."""
+    """Name the modules between a group's weights and units that a factor c > 0 does not pass; empty: there are none."""
     kinds = [type(model.get_submodule(path)) for path in group.modules]
     if not group.residual and all(issubclass(kind, _HOMOGENEOUS) for kind in kinds):
         return ""
@@ -61,7 +61,7 @@ def drawn_of_each(
     generator: np.random.Generator,
     weights: Sequence[np.ndarray] | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """So many units of each group, without replacement: group -> units, ascending.
+    """Draw so many units of each group, without replacement: group -> units, ascending.
 
     Args:
         groups: The groups, in order.
@@ -69,9 +69,9 @@ def drawn_of_each(
         generator: Random numbers.
         weights: For each group the units' chances in each draw [size], above 0, up to a factor; equal by default.
     """
-    found = {}
+    drawn = {}
     for number, (group, count) in enumerate(zip(groups, counts, strict=True)):
         chances = None if weights is None else weights[number] / weights[number].sum()
         units = generator.choice(group.size, size=count, replace=False, p=chances)
-        found[group.name] = tuple(sorted(int(unit) for unit in units))
-    return found
+        drawn[group.name] = tuple(sorted(int(unit) for unit in units))
+    return drawn

@@ -69,7 +69,7 @@ class WidthTiers(Checked):
         return min(self.widths) < 1
 
     def fixed(self, context: ServerContext) -> dict[int, float]:
-        """Each client's width for the whole run; empty where it is drawn.
+        """Return each client's width for the whole run; empty where it is drawn.
 
         Raises:
             ConfigError: Widths follow the devices' speeds, but there are no devices.
@@ -84,7 +84,7 @@ class WidthTiers(Checked):
         return {client: self.widths[int(place / share)] for place, client in enumerate(order)}
 
     def of_round(self, fixed: Mapping[int, float], context: RoundContext) -> dict[int, float]:
-        """The widths of a round's cohort.
+        """Return the widths of a round's cohort.
 
         Args:
             fixed: What :meth:`fixed` gave.
@@ -96,7 +96,7 @@ class WidthTiers(Checked):
 
 
 def width_tiers(widths: Sequence[float], assignment: Assignment) -> WidthTiers:
-    """Tiers of widths in any order.
+    """Return tiers of widths in any order.
 
     Raises:
         ConfigError: A width is out of range or named twice, or there is none.
@@ -114,7 +114,7 @@ def _speed(profiles: Sequence[ClientProfile], client: int) -> float:
 
 
 def ordered_part(groups: Sequence[UnitGroup], width: float) -> SubModel:
-    """The first units of each group at a width; the full model at width 1."""
+    """Return the first units of each group at a width; the full model at width 1."""
     return unit_submodel(groups, ordered_kept(groups, width))
 
 
@@ -139,7 +139,7 @@ class StaticBatchNorm(Refinement):
     method: str
 
     def init(self, context: ServerContext) -> State:
-        """Nothing to keep.
+        """Return an empty state.
 
         Raises:
             ConfigError: There is batch norm, but the server has no data.
@@ -180,8 +180,8 @@ class WidthAccuracies(Refinement):
         tested = sync.validation_data is not None and (
             sync.round % state["every"] == 0 or sync.round == state["rounds"]
         )
-        found = {str(width): self._accuracy(width, vector, sync) for width in self.widths} if tested else {}
-        return vector, {**state, "accuracies": found}
+        accuracies = {str(width): self._accuracy(width, vector, sync) for width in self.widths} if tested else {}
+        return vector, {**state, "accuracies": accuracies}
 
     def _accuracy(self, width: float, vector: Tensor, sync: SyncContext) -> float:
         part = ordered_part(unit_groups_of(sync.model, method=self.method), width)
@@ -199,5 +199,5 @@ class WidthAccuracies(Refinement):
         return student.accuracy(*sync.validation_data)
 
     def report(self, state: State) -> ComponentReport:
-        """The accuracies of the round."""
+        """Return the accuracies of the round."""
         return ComponentReport(metrics={f"accuracy_at_width_{w}": a for w, a in state["accuracies"].items()})

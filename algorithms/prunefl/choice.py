@@ -24,7 +24,7 @@ Times = Literal["equal", "layers"]
 
 
 def greedy(gains_n: Tensor, times_n: Tensor, *, gain: float, time: float, room: int) -> Tensor:
-    """Which weights to add so that the gain per time is largest (bool [n]).
+    """Choose the weights to add so that the gain per time is largest (bool [n]).
 
     They are visited by falling ``gain / time``; one is added while that is above what all so far come to.
 
@@ -65,11 +65,11 @@ class Choice:
     fixed_time: float
 
     def most(self, layers: Layers) -> int:
-        """Weights that may be alive."""
+        """Return the greatest number of alive weights."""
         return round((1 - self.sparsity) * sum(stop - start for start, stop in layers.values()))
 
     def weight_times(self, model: nn.Module, layers: Layers) -> dict[str, float]:
-        """Return what a weight of each layer takes; 1 in the mean over all weights.
+        """Return the relative time of a weight of each layer; 1 in the mean over all weights.
 
         Raises:
             ConfigError: Times are to follow the layers' operations, but the network does not say what it is given.
@@ -97,7 +97,7 @@ class Choice:
         times: Mapping[str, float],
         share: float,
     ) -> Tensor:
-        """The mask with its dead weights and the smallest of its alive ones chosen again (bool [P]).
+        """Return the mask with its dead weights and the smallest of its alive ones chosen again (bool [P]).
 
         Args:
             mask_P: What is alive.
@@ -128,7 +128,7 @@ class Choice:
         return mask
 
     def trimmed(self, mask_P: Tensor, sizes_P: Tensor, layers: Layers) -> Tensor:
-        """The mask with the largest of what is alive, as much of each layer's as the sparsity allows (bool [P])."""
+        """Return the mask of the largest alive weights, as many of each layer as the sparsity allows (bool [P])."""
         alive = [int(mask_P[start:stop].sum()) for start, stop in layers.values()]
         if sum(alive) <= self.most(layers):
             return mask_P

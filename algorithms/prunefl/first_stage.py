@@ -30,7 +30,7 @@ _SAMPLES, _BATCH, _STEPS, _EVERY, _CALM, _CHANGE, _SHARE = 200, 20, 10_000, 500,
 def mask_by_training(
     model: nn.Module, samples: tuple[Tensor, Tensor], *, num_classes: int, choice: Choice, rate: float, source: Stream
 ) -> Tensor:
-    """The first stage: train on a few samples in one place, and choose what stays alive on the way (bool [P]).
+    """Run the first stage: train on a few samples in one place, and choose what stays alive on the way (bool [P]).
 
     Args:
         model: Where it begins; stays as it is.

@@ -120,7 +120,7 @@ class ChosenMask(MaskPolicy):
         return Choice(sparsity=self.sparsity, times=self.times, fixed_time=self.fixed_time)
 
     def init(self, context: ServerContext) -> State:
-        """The mask by magnitude, until a first stage has another one.
+        """Return the mask by magnitude, until a first stage has another one.
 
         Raises:
             ConfigError: The first stage is to run on the server, which has no labelled data.
@@ -163,10 +163,10 @@ class ChosenMask(MaskPolicy):
         return {**state, "mask": mask}
 
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-        told = [u.extras[_SENT] for u in updates if _SENT in u.extras]
-        if not told:
+        rows = [u.extras[_SENT] for u in updates if _SENT in u.extras]
+        if not rows:
             return super().next_mask(state, vector, updates, sync)
-        gains = torch.stack(told).double().sum(dim=0)
+        gains = torch.stack(rows).double().sum(dim=0)
         return self.choice.again(
             state["mask"],
             gains,
@@ -178,7 +178,7 @@ class ChosenMask(MaskPolicy):
 
 
 def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
-    """Labelled inputs that the server holds."""
+    """Return the labelled inputs that the server holds."""
     proxy = context.proxy_data
     if proxy is not None and proxy[1] is not None:
         return proxy[0], proxy[1]

@@ -139,7 +139,7 @@ if _SOURCE_ROOT.name == "platform" and (_SOURCE_ROOT.parent / "algorithms" / "__
 
 
 def __getattr__(name: str) -> object:
-    """Imports an exported name's module when the name is first used.
+    """Import an exported name's module when the name is first used.
 
     Raises:
         AttributeError: If the package exports no such name.
@@ -154,5 +154,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The exported names, looked up or not."""
+    """Return the exported names, looked up or not."""
     return sorted({*globals(), *__all__})

@@ -155,7 +155,7 @@ def compare(
     only: Sequence[str] = (),
     style: TableStyle | None = None,
 ) -> str:
-    """Runs side by side, as ``fedsweep compare`` prints them; :meth:`Results.to_pandas` has the figures.
+    """Lay runs side by side, as ``fedsweep compare`` prints them; :meth:`Results.to_pandas` has the figures.
 
     Args:
         folders: Run folders, or folders with runs below them.
@@ -185,7 +185,7 @@ def report(
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> Path:
-    """One HTML file that shows runs side by side, as ``fedsweep report`` writes it.
+    """Write an HTML file that shows runs side by side, as ``fedsweep report`` does.
 
     Args:
         sources: Run folders, folders with runs below them, or names of MLflow experiments.

@@ -26,7 +26,7 @@ _MOST_CONTAINERS = 2_000_000
 
 @contextmanager
 def open_regular(path: Path, *, follow: bool = False) -> Iterator[int]:
-    """A handle on a regular file.
+    """Yield a handle on a regular file.
 
     Args:
         path: The file.
@@ -54,7 +54,7 @@ def open_regular(path: Path, *, follow: bool = False) -> Iterator[int]:
 
 
 def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
-    """The bytes of a regular file that is not too large; for ``follow`` see :func:`open_regular`.
+    """Read the bytes of a regular file that is not too large; for ``follow`` see :func:`open_regular`.
 
     Raises:
         OSError: As :func:`open_regular`; or it is larger.
@@ -68,7 +68,7 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """A JSON document of bounded depth and with a bounded number of lists and objects.
+    """Parse a JSON document of bounded depth and with a bounded number of lists and objects.
 
     Args:
         data: At most some :data:`MOST_DOCUMENT_BYTES`.

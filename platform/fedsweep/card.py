@@ -73,7 +73,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a method's author says of it.
+    """A method's description by its author.
 
     Traffic is counted by functions with the docstring that users read: values that travel beside the model, for one
     client in a round with one aggregation. They name as keyword parameters what they need of :data:`SYMBOLS` and of the

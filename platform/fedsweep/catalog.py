@@ -46,12 +46,12 @@ class Bound:
     listed: tuple[Bound, ...] = ()
 
     def spec(self) -> dict[str, Any]:
-        """As the configuration has it."""
+        """Return the mapping as the configuration has it."""
         selector = TABLES[self.key].selector
         return {**({} if selector is None else {selector: self.name}), **self.parameters}
 
     def build(self, *args: Any, **provided: Any) -> Any:
-        """Return what the builder gives.
+        """Call the builder, and return the object that it makes.
 
         Args:
             args: Handed on as they are.
@@ -62,12 +62,12 @@ class Bound:
         """
         table = TABLES[self.key]
         takes_all, taken = takes_any(self.builder), signature_of(self.builder)
-        given = {name: value for name, value in provided.items() if takes_all or name in taken}
-        call = partial(self.builder, *args, **{**self.parameters, **self._built_list(provided)}, **given)
+        program_arguments = {name: value for name, value in provided.items() if takes_all or name in taken}
+        call = partial(self.builder, *args, **{**self.parameters, **self._built_list(provided)}, **program_arguments)
         return call_builder(table.word, self.name, call, gives=attribute(table.gives))
 
     def _built_list(self, provided: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameter that lists others, with what its entries name in place of their names."""
+        """Return the parameter that lists others, with what its entries name in place of their names."""
         table = TABLES[self.key]
         if not self.listed or table.selector is None:
             return {}
@@ -81,7 +81,7 @@ class Bound:
 
 
 def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) -> Bound:
-    """Return what a mapping names, with every parameter checked.
+    """Bind the builder that a mapping names, with every parameter checked.
 
     Args:
         key: One of :data:`~fedsweep.config.tables.TABLES`.
@@ -100,11 +100,11 @@ def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) ->
         raise ConfigError(f"{where if table.positional else f'{where}.{table.selector}'}: {error}") from error
     if table.positional:
         return Bound(key=key, name=name, builder=builder)
-    given = {k: v for k, v in spec.items() if k != table.selector and not (table.null_is_default and v is None)}
+    raw = {k: v for k, v in spec.items() if k != table.selector and not (table.null_is_default and v is None)}
     beside = [other.rsplit(".", 1)[1] for other in TABLES if other.startswith(f"{key}.")]
     # Of several alike the place says which one is meant, and the name does not.
-    said = (place, "") if place else (key, name)
-    parameters = bind(*said, builder, given, provided=table.provided, beside=beside)
+    label = (place, "") if place else (key, name)
+    parameters = bind(*label, builder, raw, provided=table.provided, beside=beside)
     listing = table.listings.get(name)
     if listing is None:
         return Bound(key=key, name=name, builder=builder, parameters=parameters)
@@ -119,7 +119,7 @@ def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) ->
 
 
 def _bind_entry(key: str, listing: Listing, entry: Mapping[str, Any], *, place: str) -> Bound:
-    """Return what an entry of a listing names."""
+    """Bind the builder that an entry of a listing names."""
     needed = (*listing.beside, str(TABLES[key].selector))
     if missing := [name for name in needed if name not in entry]:
         raise ConfigError(f"{place} must have {' and '.join(needed)}, but {missing[0]} is missing")
@@ -130,7 +130,7 @@ def _bind_entry(key: str, listing: Listing, entry: Mapping[str, Any], *, place: 
 
 @contextlib.contextmanager
 def _said_of_entry(key: str, entry: str) -> Iterator[None]:
-    """A builder names its parameters as if it stood alone: what it refuses is said of where it stands."""
+    """Put an entry's place before what its builder refuses: it names its parameters as if it stood alone."""
     try:
         yield
     except ConfigError as error:
@@ -140,7 +140,7 @@ def _said_of_entry(key: str, entry: str) -> Iterator[None]:
 
 
 def bound(config: Config, key: str) -> Any:
-    """Return what a key of a configuration names: bound once, however often it is asked for.
+    """Return the bound builder of a configuration's key: bound once, however often this is called.
 
     Args:
         config: A loaded configuration.
@@ -164,7 +164,7 @@ def bound(config: Config, key: str) -> Any:
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with every parameter of what it names; what a run keeps and repeats.
+    """Return the configuration with every parameter of what it names; what a run keeps and repeats.
 
     Args:
         config: What :func:`~fedsweep.config.load_config` gave.
@@ -173,11 +173,11 @@ def resolve(config: Config) -> Config:
         ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
         DataError: The file of the model's initial values can't be read.
     """
-    known = [key for key, table in TABLES.items() if not table.positional]
-    found = {key: bound(config, key) for key in known}
+    keys = [key for key, table in TABLES.items() if not table.positional]
+    items = {key: bound(config, key) for key in keys}
     changes = {
         key: {"merge": [part.spec() for part in item]} if isinstance(item, tuple) else item.spec()
-        for key, item in found.items()
+        for key, item in items.items()
         if item is not None
     }
     changes["model"] |= _initial(config)
@@ -185,20 +185,20 @@ def resolve(config: Config) -> Config:
 
 
 def _initial(config: Config) -> dict[str, str]:
-    """Where the model's initial values come from, and which file that is."""
-    given = config.model.init_from
-    if given is None:
+    """Return the source of the model's initial values, and the hash of its file."""
+    source = config.model.init_from
+    if source is None:
         return {}
     from fedsweep.models.initial import weights_file, weights_sha256
 
     if config.model.init_sha256 is not None:
-        return {"init_from": given, "init_sha256": config.model.init_sha256}
-    file = weights_file(given)
+        return {"init_from": source, "init_sha256": config.model.init_sha256}
+    file = weights_file(source)
     return {"init_from": str(file), "init_sha256": weights_sha256(file)}
 
 
 def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
-    """The method that the section ``method`` describes.
+    """Build the method that the section ``method`` describes.
 
     Args:
         spec: ``{name: ..., parameters}``, ``{merge: [{name: ..., parameters}, ...]}``, or a whole configuration.
@@ -208,21 +208,21 @@ def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
     """
     from fedsweep.method import merge
 
-    found = bound(spec if isinstance(spec, Config) else Config(method=dict(spec)), "method")
-    method: FederatedMethod = merge(*(part.build() for part in found)) if isinstance(found, tuple) else found.build()
+    item = bound(spec if isinstance(spec, Config) else Config(method=dict(spec)), "method")
+    method: FederatedMethod = merge(*(part.build() for part in item)) if isinstance(item, tuple) else item.build()
     return method
 
 
 def method_cards(config: Config) -> tuple[tuple[Card, Mapping[str, Any]], ...]:
-    """The cards of a loaded configuration's methods, each with the method's parameters; those that have one."""
-    found = bound(config, "method")
-    parts = found if isinstance(found, tuple) else (found,)
+    """Return the cards of a loaded configuration's methods, each with the method's parameters; those that have one."""
+    item = bound(config, "method")
+    parts = item if isinstance(item, tuple) else (item,)
     cards = ((card_of(part.builder), part.parameters) for part in parts)
     return tuple((card, parameters) for card, parameters in cards if card is not None)
 
 
 def method_names() -> tuple[str, ...]:
-    """The built-in methods' names and those of installed packages (entry points ``fedsweep.methods``), sorted."""
+    """Return the names of built-in and installed methods (entry points ``fedsweep.methods``), sorted."""
     installed = (point.name for point in entry_points(group="fedsweep.methods"))
     return tuple(sorted({*TABLES["method"].names(), *installed}))
 
@@ -235,17 +235,17 @@ def built_in_card(name: str) -> Card:
 
 
 def method_title(name: str) -> str:
-    """Return what a built-in method's paper calls it; any other method has the name that it is called by."""
+    """Return a built-in method's title in its paper; any other method has the name that it is called by."""
     return built_in_card(name).title
 
 
 def method_titles() -> tuple[str, ...]:
-    """Return what the built-in methods' papers call them, in the registry's order."""
+    """Return the built-in methods' titles in their papers, in the registry's order."""
     return tuple(map(method_title, TABLES["method"].names()))
 
 
 def merged_title(names: Sequence[str]) -> str:
-    """Return what one or more methods that are merged are called together."""
+    """Return the title of one method, or of several that are merged."""
     cards = map(built_in_card, TABLES["method"].names()) if len(names) > 1 else ()
     merges = (card.title for card in cards if card.merges and sorted(card.merges) == sorted(names))
     return next(merges, "+".join(map(method_title, names)))
@@ -257,7 +257,7 @@ def is_method(name: str) -> bool:
 
 
 def method_builder(name: str) -> Callable[..., FederatedMethod]:
-    """The function that builds the method of that name.
+    """Return the function that builds the method of that name.
 
     Raises:
         ConfigError: There is no such method; the message names the nearest one.
@@ -266,7 +266,7 @@ def method_builder(name: str) -> Callable[..., FederatedMethod]:
 
 
 def _section(config: Config, key: str) -> Mapping[str, Any] | None:
-    """The mapping that stands under a key."""
+    """Return the mapping that stands under a key."""
     place: Any = config
     for part in key.split("."):
         place = None if place is None else getattr(place, part)

@@ -80,8 +80,8 @@ app.command("doctor", rich_help_panel=_MACHINE, epilog=doctor.EXAMPLES)(doctor.d
 app.command("bench", rich_help_panel=_MACHINE, epilog=bench.EXAMPLES)(bench.bench)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"fedsweep {__version__}")
         raise typer.Exit
 
@@ -147,7 +147,7 @@ def _tell(error: Exception, *, debug: bool) -> int:
 
 
 def _leave(code: int) -> int:
-    """The exit code; where Ray is still at work in a thread that nobody waits for, the process ends here and now."""
+    """Return the exit code; where Ray is still at work in a thread that nobody waits for, end the process at once."""
     watch = sys.modules.get("fedsweep.fleet.ray_watch")
     if watch is not None and watch.has_abandoned_calls():
         sys.stdout.flush()
@@ -156,7 +156,7 @@ def _leave(code: int) -> int:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """One line on whatever a command raised, and the exit code."""
+    """Return one line on whatever a command raised, and the exit code."""
     text = _shortened(re.sub(r"\s*\n\s*", " ", str(error).strip()))
     if isinstance(error, InputError):
         return text, 2
@@ -174,7 +174,7 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _shortened(text: str) -> str:
-    """What is wrong stands first and the way out last; a long value that was found stands between.
+    """Cut a long message in its middle, where the value stands: the fault stands first and the way out last.
 
     Control characters, which a file may have brought, are no concern of the terminal's.
     """
@@ -184,10 +184,10 @@ def _shortened(text: str) -> str:
 
 
 def _usage(error: Exception) -> str:
-    said: str = error.format_message()  # type: ignore[attr-defined]
+    message: str = error.format_message()  # type: ignore[attr-defined]
     if near := getattr(error, "possibilities", None):
-        said = f"no such option: {getattr(error, 'option_name', '')}; did you mean {near[0]}?"
-    text = re.sub(r"\s*\n\s*", " ", said.strip()).rstrip(".")
+        message = f"no such option: {getattr(error, 'option_name', '')}; did you mean {near[0]}?"
+    text = re.sub(r"\s*\n\s*", " ", message.strip()).rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "fedsweep"
     return f"{text} ({path} --help lists what there is)"
@@ -195,7 +195,7 @@ def _usage(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _surroundings(*, debug: bool) -> Iterator[None]:
-    """What a command finds: the user's own modules, and no chatter from libraries on standard error."""
+    """Run a command with the user's own modules, and without chatter from libraries on standard error."""
     look_here_last()  # for package.module:callable
     handler = _ToStandardError(debug=debug)
     logger = logging.getLogger("fedsweep")

@@ -92,7 +92,7 @@ class WorkerLost(RunError):
 
 
 class MemoryLost(RunError):
-    """What clients remember was on a node that is gone; the run goes back to its last checkpoint."""
+    """A node is gone, and clients' memory with it; the run goes back to its last checkpoint."""
 
 
 class ClusterLost(RunError):
@@ -103,9 +103,9 @@ class InvariantError(RunError):
     """The engine or a component broke a promise that it makes."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """One sentence on an unknown name: the nearest known one, and all of them, or the nearest where they are many."""
-    names = sorted(known)
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
+    """Return a sentence on an unknown name: the nearest choice, and all of them, or the nearest where they are many."""
+    names = sorted(choices)
     near = _nearest(name, names)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     if len(names) <= _MOST_LISTED:
@@ -115,17 +115,17 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
-    """The known names that may be meant, the likeliest first: by their last part, whatever its case, or by spelling."""
-    lower = {known.lower(): known for known in names}
+    """Return the names that may be meant, likeliest first: by their last part, whatever its case, or by spelling."""
+    lower = {choice.lower(): choice for choice in names}
     wanted = name.lower().rpartition(".")[2]
     wanted = _OTHER_WORDS.get(wanted, wanted)
-    ends = [known for known in names if known.lower().rpartition(".")[2] == wanted]
+    ends = [choice for choice in names if choice.lower().rpartition(".")[2] == wanted]
     close = difflib.get_close_matches(name.lower(), lower, n=_NEAREST, cutoff=0.5)
     return list(dict.fromkeys([*ends, *(lower[word] for word in close)]))[:_NEAREST]
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether it is Python's own error, torch's for a GPU, or torch's for the machine, known by its text alone."""
+    """Return whether it is Python's error, torch's for a GPU, or torch's for the machine, told by its text alone."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

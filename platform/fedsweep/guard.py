@@ -42,7 +42,7 @@ class OnClient:
 
 @contextmanager
 def guarded(*, when: str, raises: type[FedsweepError] = ComponentError) -> Iterator[None]:
-    """Around whatever calls components: what one of them raises comes out as one line that says which, and where.
+    """Turn what a component raises inside into one line that says which component, and where.
 
     Args:
         when: ``in round 3``, ``before round 1``.
@@ -64,7 +64,7 @@ def guarded(*, when: str, raises: type[FedsweepError] = ComponentError) -> Itera
 
 
 def place_of(error: BaseException) -> str | None:
-    """``Sparse.apply (topk.py, line 44)``: the component in whose code an exception arose; None where in nobody's."""
+    """Return the component in whose code an exception arose, ``Sparse.apply (topk.py, line 44)``; None: in nobody's."""
     frames: list[tuple[FrameType, int]] = []
     trace = error.__traceback__
     while trace is not None:
@@ -82,11 +82,11 @@ def place_of(error: BaseException) -> str | None:
 
 
 def hook_of(component: object, hook: str) -> str:
-    """``Sparse.apply (topk.py, line 40)``: where a component's hook begins; that of a function is ``__call__``."""
-    found: Any = (
+    """Return a hook's place, ``Sparse.apply (topk.py, line 40)``; a function's hook is ``__call__``."""
+    target: Any = (
         getattr(component, hook, component) if hook != "__call__" or not inspect.isfunction(component) else component
     )
-    function = inspect.unwrap(found) if callable(found) else found
+    function = inspect.unwrap(target) if callable(target) else target
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     name = type(component).__name__
     if code is None:
@@ -95,7 +95,7 @@ def hook_of(component: object, hook: str) -> str:
 
 
 def wrong(component: object, hook: str, *, must: str, answer: object, when: object) -> InvariantError:
-    """The error for what a component's hook should not have returned, ``in round 3``."""
+    """Return the error for what a component's hook should not have returned, ``in round 3``."""
     return InvariantError(f"{hook_of(component, hook)} must return {must}, but returned {_shown(answer)} {when}")
 
 
@@ -121,7 +121,7 @@ class Call:
     when: object
 
     def wrong(self, must: str, answer: object) -> InvariantError:
-        """The error for this answer."""
+        """Return the error for this answer."""
         return wrong(self.component, self.hook, must=must, answer=answer, when=self.when)
 
 
@@ -168,7 +168,7 @@ def _rule_of(kind: Any, hook: str) -> Rule:
 
 
 def pair(must: str, first: Rule, second: Rule | None = None) -> Rule:
-    """A tuple of two, most often with the new state; ``{n}`` in its description is the length of ``like``."""
+    """Return the rule for a tuple of two, often with the new state; ``{n}`` in ``must`` is the length of ``like``."""
 
     def check_pair(answer: Any, call: Call) -> None:
         if not isinstance(answer, tuple) or len(answer) != 2:
@@ -181,7 +181,7 @@ def pair(must: str, first: Rule, second: Rule | None = None) -> Rule:
 
 
 def items(*of: type) -> Rule:
-    """A tuple of such things."""
+    """Return the rule for a tuple of such things."""
 
     def check_items(answer: Any, call: Call) -> None:
         if not isinstance(answer, tuple | list) or not all(isinstance(item, of) for item in answer):
@@ -191,7 +191,7 @@ def items(*of: type) -> Rule:
 
 
 def named(of: type) -> Rule:
-    """Such things by name, or by client."""
+    """Return the rule for such things by name, or by client."""
 
     def check_named(answer: Any, call: Call) -> None:
         if not isinstance(answer, Mapping) or not all(isinstance(item, of) for item in answer.values()):
@@ -240,8 +240,8 @@ def params_tree(answer: Any, call: Call) -> None:
         raise call.wrong(must, answer)
     for name, value in answer.items():
         if name not in call.like:
-            known = ", ".join([*call.like][:3])
-            raise call.wrong(f"{must} ({known}, ...)", f"the name {name!r}")
+            names = ", ".join([*call.like][:3])
+            raise call.wrong(f"{must} ({names}, ...)", f"the name {name!r}")
         if not isinstance(value, Tensor) or value.shape != call.like[name].shape:
             raise call.wrong(f"a tensor of shape {list(call.like[name].shape)} for {name!r}", value)
 

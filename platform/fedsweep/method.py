@@ -131,8 +131,8 @@ class FederatedMethod:
     def exchanges(self) -> tuple[str, ...]:
         """List what may send more than models in a round, in words; a component with the hook may yet send nothing."""
         terms = [f"its term {term.name} sends" for term in self.terms if term.sends]
-        asked = [item for item in self.server_components if item in self.having["probes"] + self.having["publish"]]
-        return (*terms, *(f"its {seam} ({type(component).__name__}) exchanges" for seam, component in asked))
+        senders = [item for item in self.server_components if item in self.having["probes"] + self.having["publish"]]
+        return (*terms, *(f"its {seam} ({type(component).__name__}) exchanges" for seam, component in senders))
 
     @cached_property
     def remembers(self) -> bool:
@@ -147,7 +147,7 @@ class FederatedMethod:
         return None if self.weighting.sums_to_one else "server"
 
     def passes(self, batch_size: int, num_classes: int) -> Passes:
-        """Cost of clients' work: steps of ``batch_size`` samples, and what terms do in each job outside of them."""
+        """Return the cost of clients' work: steps of ``batch_size`` samples, and the terms' work outside of steps."""
         extra = [term.passes(batch_size, num_classes) for term in self.terms]
         step = self.objective.passes + sum(passes.step for passes in extra)
         return Passes(step=step, job=sum(passes.job for passes in extra))
@@ -163,7 +163,7 @@ class FederatedMethod:
         return self.weighting.needs_effective_steps or any(term.needs_effective_steps for term in self.terms)
 
     def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
-        """The measurements of a round, from 1, by name, with the components' states.
+        """Return the measurements of a round, from 1, by name, with the components' states.
 
         Raises:
             InvariantError: Two different ones have one name.
@@ -195,7 +195,7 @@ SEAMS = (
 
 
 def merge(*methods: FederatedMethod) -> FederatedMethod:
-    """One method that has every non-default component of several; terms and refinements are joined in order.
+    """Return one method that has every non-default component of several; terms and refinements are joined in order.
 
     Args:
         methods: At least one.

@@ -20,7 +20,7 @@ def is_reference(name: str) -> bool:
 
 
 def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
-    """The callable that ``package.module:callable`` names; messages say what ``kind`` is looked for.
+    """Return the callable that ``package.module:callable`` names; messages say what ``kind`` is looked for.
 
     Raises:
         ConfigError: the form is wrong, the module cannot be imported, it has no such attribute, or that cannot be
@@ -30,24 +30,24 @@ def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
     if not module_name or not attribute_path:
         raise ConfigError(f"{kind} {reference!r} must have the form 'package.module:callable'")
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except Exception as error:
         raise ConfigError(
             f"{kind} {reference!r}: the module {module_name!r} cannot be imported "
             f"({type(error).__name__}: {error}); install it or put its folder on PYTHONPATH"
         ) from error
     for attribute in attribute_path.split("."):
-        if not hasattr(found, attribute):
-            known = [name for name in dir(found) if not name.startswith("_")]
-            raise ConfigError(f"{kind} {reference!r}: {unknown_name('attribute', attribute, known)}")
-        found = getattr(found, attribute)
-    if not callable(found):
-        raise ConfigError(f"{kind} {reference!r} must be callable, but is a {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+        if not hasattr(target, attribute):
+            attributes = [name for name in dir(target) if not name.startswith("_")]
+            raise ConfigError(f"{kind} {reference!r}: {unknown_name('attribute', attribute, attributes)}")
+        target = getattr(target, attribute)
+    if not callable(target):
+        raise ConfigError(f"{kind} {reference!r} must be callable, but is a {type(target).__name__}")
+    return target  # type: ignore[no-any-return]
 
 
-def find_plugin(kind: str, name: str, known: Iterable[str]) -> Callable[..., Any]:
-    """The callable behind a name that is not built in: a reference, or an entry point of group ``fedsweep.<kind>s``.
+def find_plugin(kind: str, name: str, builtin: Iterable[str]) -> Callable[..., Any]:
+    """Find the callable of a name that is not built in: a reference, or an entry point ``fedsweep.<kind>s``.
 
     Raises:
         ConfigError: nothing of that name is there; the message gives the nearest name.
@@ -58,14 +58,14 @@ def find_plugin(kind: str, name: str, known: Iterable[str]) -> Callable[..., Any
     if name in installed:
         return resolve_reference(kind, installed[name])
     raise ConfigError(
-        f"{unknown_name(kind, name, [*known, *installed])}; your own is given as 'package.module:callable'"
+        f"{unknown_name(kind, name, [*builtin, *installed])}; your own is given as 'package.module:callable'"
     )
 
 
 def call_builder(
     kind: str, name: str, builder: Callable[[], Any], *, gives: type, error: type[ConfigError | DataError] = ConfigError
 ) -> Any:
-    """Return what a builder gives, its failures as errors that name it.
+    """Call a builder, and raise its failures as errors that name it.
 
     Args:
         kind: What is built, e.g. ``"partition"``; for messages.

@@ -27,7 +27,7 @@ State = Any  # a tree of dicts, lists, tuples, tensors, arrays, numbers, strings
 
 
 def late_field(missing: Callable[[], Any] = lambda: None, *, compare: bool = True) -> Any:
-    """A record's field that files of an older version lack.
+    """Return a record's field that files of an older version lack.
 
     Args:
         missing: Makes what it is when read from such a file.
@@ -37,7 +37,7 @@ def late_field(missing: Callable[[], Any] = lambda: None, *, compare: bool = Tru
 
 
 def late_fields(record: Any) -> frozenset[str]:
-    """Names of a dataclass's :func:`late_field`."""
+    """Return names of a dataclass's :func:`late_field`."""
     return frozenset(entry.name for entry in fields(record) if entry.metadata.get("late"))
 
 
@@ -115,7 +115,7 @@ class ClientWork:
     classes: tuple[int, ...] | None = None
 
     def samples_in(self, steps: int) -> int:
-        """Samples that go through this many steps from the round's start."""
+        """Return samples that go through this many steps from the round's start."""
         if self.whole_batches:
             return steps * self.batch_size
         full, rest = divmod(steps, -(-self.num_samples // self.batch_size))
@@ -376,5 +376,5 @@ class RoundRecord:
 
 
 def best_of(*accuracies: float | None) -> float | None:
-    """The largest of those that are known and numbers; None without any."""
+    """Return the largest of those that are known and numbers; None without any."""
     return max((value for value in accuracies if value is not None and value == value), default=None)

@@ -30,20 +30,20 @@ class Stream:
     key: tuple[str | int, ...]
 
     def child(self, *more: str | int) -> Stream:
-        """A stream of its own below this one."""
+        """Return a stream of its own below this one."""
         return Stream((*self.key, *more))
 
     def seed(self, bits: int = 64) -> int:
-        """An unsigned integer of ``bits`` bits (a multiple of 8, at most 512) that the key determines."""
+        """Return an unsigned integer of ``bits`` bits (a multiple of 8, at most 512) that the key determines."""
         text = "\x1f".join(f"{type(part).__name__}:{part}" for part in self.key)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=bits // 8).digest(), "little")
 
     def numpy(self) -> np.random.Generator:
-        """A fresh numpy generator (Philox, counter based)."""
+        """Return a fresh numpy generator (Philox, counter based)."""
         return np.random.Generator(np.random.Philox(key=self.seed(128)))
 
     def torch(self) -> torch.Generator:
-        """A fresh torch generator on the CPU."""
+        """Return a fresh torch generator on the CPU."""
         import torch
 
         generator = torch.Generator()
@@ -52,7 +52,7 @@ class Stream:
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = -1, position: int = -1) -> Stream:
-    """The stream for a purpose.
+    """Return the stream for a purpose.
 
     Args:
         seed: The run's seed.

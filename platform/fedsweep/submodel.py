@@ -40,10 +40,10 @@ class SubModel(ABC):
 
     @abstractmethod
     def key(self) -> str:
-        """A short name of the content, for caching and for checkpoints."""
+        """Return a short name of the content, for caching and for checkpoints."""
 
     def shape(self) -> str:
-        """Equal for parts whose values go into one module, whatever units they hold; by default for equal ones."""
+        """Return a key of the module for the part's values, whatever units it holds; by default the part's own key."""
         return self.key()
 
     @abstractmethod
@@ -52,14 +52,14 @@ class SubModel(ABC):
 
     @abstractmethod
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
-        """The part's vector, cut from the full one; a new tensor, or the full one itself where nothing is cut."""
+        """Cut the part's vector from the full one; a new tensor, or the full one itself where nothing is cut."""
 
     @abstractmethod
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
-        """The part put back to full shape."""
+        """Return the part put back to full shape."""
 
     def stays(self, vector: Tensor, full: FlatLayout) -> Covered:
-        """As :meth:`embed`, for what stays on the client between its rounds: what it has, whether that travels or not.
+        """Embed, as :meth:`embed`, the values that stay on the client between its rounds, whether they travel or not.
 
         Args:
             vector: [V of the part].
@@ -69,10 +69,10 @@ class SubModel(ABC):
 
     @abstractmethod
     def build(self, model: nn.Module) -> nn.Module:
-        """A module of the part's size, from the full template; the template itself where nothing is cut."""
+        """Return a module of the part's size, from the full template; the template itself where nothing is cut."""
 
     def message(self, full: FlatLayout, direction: Direction) -> Mapping[str, int]:
-        """Scalars of a message that carries the part, by kind; what travels may be less than what is trained.
+        """Return scalars of a message that carries the part, by kind; what travels may be less than what is trained.
 
         Args:
             full: The full model's layout.
@@ -82,11 +82,11 @@ class SubModel(ABC):
         return {"params": part.num_params, "buffers": part.num_buffers, "optimizer": part.num_riders}
 
     def index_bytes(self) -> int:
-        """Bytes of masks or index lists that travel down with the part, as packed."""
+        """Return bytes of masks or index lists that travel down with the part, as packed."""
         return 0
 
     def densities(self, full: FlatLayout) -> Mapping[str, float]:
-        """Shares of tensors that cost something in a forward pass, where zeros among them cost nothing; else 1."""
+        """Return the shares of tensors that cost something in a forward pass, where zeros cost nothing; else 1."""
         return {}
 
     @property
@@ -103,7 +103,7 @@ class SubModel(ABC):
         return False
 
     def step_scale(self, full: FlatLayout) -> Tensor | None:
-        """The scale in which the client takes its steps [P of the part]; None: the server's.
+        """Return the scale in which the client takes its steps [P of the part]; None: the server's.
 
         A step of SGD on ``values / scale`` is one on the values whose gradient is multiplied by ``scale ** 2``. So what
         travels and what is kept, momentum too, stays in the server's scale, and what no step moves comes back as it
@@ -115,7 +115,7 @@ class SubModel(ABC):
         return None
 
     def trained(self) -> Sequence[tuple[SubModel, float]]:
-        """Parts of the full model that a sample goes through in training, and how often each, in the round's mean."""
+        """Return the parts of the full model that a sample trains, and how often each, in the round's mean."""
         return ((self, 1.0),)
 
 
@@ -164,7 +164,7 @@ class PartOfModel(_InFullShape):
         return f"part {hashlib.blake2b(repr(sorted(self.names)).encode(), digest_size=16).hexdigest()}"
 
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
-        """The vector, of which what travels is covered.
+        """Return the vector, of which what travels is covered.
 
         Raises:
             InvariantError: The model has no tensor of such a name.
@@ -238,20 +238,20 @@ class ElementMask(_InFullShape):
 
 
 def _riders_of_params(vector: Tensor, full: FlatLayout) -> list[Tensor]:
-    """Optimiser state that moves with the model and has one value per param: views into a vector [V]."""
+    """Return optimiser state that moves with the model and has one value per param: views into a vector [V]."""
     model = full.model(vector)
     return [v for name, v in full.views(vector).items() if name not in model and v.shape == (full.num_params,)]
 
 
 def _with_riders(cover: Tensor, full: FlatLayout) -> Tensor:
-    """A cover in which optimiser state that moves with the model is covered where its param is."""
+    """Return a cover in which optimiser state that moves with the model is covered where its param is."""
     for view in _riders_of_params(cover, full):
         view.copy_(cover[: full.num_params])
     return cover
 
 
 def _sizes(part: SubModel, full: FlatLayout) -> Mapping[str, int]:
-    """Scalars by kind of what a part in the full model's shape covers."""
+    """Return scalars by kind of what a part in the full model's shape covers."""
     cover = part.embed(torch.empty(full.num_values, dtype=torch.bool), full).cover
     assert cover is not None
     kinds = torch.split(cover, [full.num_params, full.num_buffers, full.num_riders])

@@ -48,25 +48,25 @@ class FlatLayout:
         return self.num_params + self.num_buffers + self.num_riders
 
     def views(self, vector: Tensor) -> ParamTree:
-        """Each tensor by name, as a view into ``vector`` [num_values]."""
+        """Return each tensor by name, as a view into ``vector`` [num_values]."""
         return self._views(vector, self.num_values)
 
     def params(self, vector: Tensor) -> ParamTree:
-        """The trained parameters alone, as views into ``vector``."""
+        """Return the trained parameters alone, as views into ``vector``."""
         return self._views(vector, self.num_params)
 
     def model(self, vector: Tensor) -> ParamTree:
-        """Parameters and float buffers, without riders, as views into ``vector``."""
+        """Return parameters and float buffers, without riders, as views into ``vector``."""
         return self._views(vector, self.num_params + self.num_buffers)
 
     def padded(self, params: Tensor) -> Tensor:
-        """A new vector [num_values] with one value for each trained parameter [num_params], and zeros behind them."""
+        """Return a new vector [num_values]: the trained parameters' values [num_params], and zeros behind them."""
         vector = params.new_zeros(self.num_values)
         vector[: self.num_params] = params
         return vector
 
     def parts(self, views: ParamTree) -> tuple[ParamTree, ParamTree]:
-        """Of all views of a vector the trained parameters alone, and these with the float buffers."""
+        """Return views of a vector: the trained parameters alone, and these with the float buffers."""
         starts = {name: self._places[name].start for name in views}
         trained = {name: view for name, view in views.items() if starts[name] < self.num_params}
         return trained, {name: v for name, v in views.items() if starts[name] < self.num_params + self.num_buffers}
@@ -79,7 +79,7 @@ class FlatLayout:
         }
 
     def places(self) -> dict[str, slice]:
-        """Where each tensor lies in the vector, by name."""
+        """Return the place of each tensor in the vector, by name."""
         return dict(self._places)
 
     @cached_property
@@ -88,14 +88,14 @@ class FlatLayout:
         return {name: slice(*ends[k : k + 2]) for k, name in enumerate(self.names)}
 
     def flatten(self, tree: Mapping[str, Tensor]) -> Tensor:
-        """A new vector [num_values] from tensors by name; a missing name is a KeyError."""
+        """Return a new vector [num_values] from tensors by name; a missing name is a KeyError."""
         if not self.names:
             return torch.zeros(0, dtype=self.dtype)
         return torch.cat([tree[name].detach().reshape(-1).to(self.dtype) for name in self.names])
 
 
 def layout_of(model: nn.Module, riders: Iterable[tuple[str, tuple[int, ...]]] = ()) -> FlatLayout:
-    """The layout of a model's parameters and float buffers; integer buffers stay where they are.
+    """Return the layout of a model's parameters and float buffers; integer buffers stay where they are.
 
     Args:
         model: Any module; its parameters share one floating type.
@@ -121,7 +121,7 @@ def layout_of(model: nn.Module, riders: Iterable[tuple[str, tuple[int, ...]]] = 
 
 
 def model_vector(model: nn.Module, layout: FlatLayout) -> Tensor:
-    """The model's values as a new vector [num_values] on the CPU; riders start at zero."""
+    """Return the model's values as a new vector [num_values] on the CPU; riders start at zero."""
     tree: ParamTree = {name: p.detach().cpu() for name, p in model.named_parameters()}
     tree |= {name: b.detach().cpu() for name, b in model.named_buffers()}
     for name, shape in zip(layout.names, layout.shapes, strict=True):
@@ -142,7 +142,7 @@ def load_vector(model: nn.Module, layout: FlatLayout, vector: Tensor) -> None:
 
 
 def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:
-    """``out[j] = sum_k weights[k] * rows[k][j]``, the one sum that all aggregation goes through.
+    """Compute ``out[j] = sum_k weights[k] * rows[k][j]``, the one sum that all aggregation goes through.
 
     Accumulates in float64, in the order of ``rows``, and multiplies and adds in separate steps: a fused
     multiply-add would round differently in vectorised and in left-over lanes, so that the bits would depend on
@@ -176,7 +176,7 @@ def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor)
 def coverage_mean(
     server: Tensor, rows: Sequence[Tensor], covers: Sequence[Tensor | None], weights: Sequence[float]
 ) -> Tensor:
-    """The one aggregation rule: each coordinate is the weighted mean over the clients that hold it.
+    """Apply the one aggregation rule: each coordinate is the weighted mean over the clients that hold it.
 
     With full models it is the ordinary weighted mean; a coordinate that nobody holds keeps the server's value.
 
@@ -193,10 +193,10 @@ def coverage_mean(
     if all(cover is None for cover in covers):
         weighted_mean(rows, weights, out)
         return out
-    total, mass, term, held = (torch.empty(min(out.numel(), _BLOCK), dtype=torch.float64) for _ in range(4))
+    total, mass, term, shares = (torch.empty(min(out.numel(), _BLOCK), dtype=torch.float64) for _ in range(4))
     for start in range(0, out.numel(), _BLOCK):
         part = slice(start, min(start + _BLOCK, out.numel()))
-        sums, masses, value, share = (t[: part.stop - start].zero_() for t in (total, mass, term, held))
+        sums, masses, value, share = (t[: part.stop - start].zero_() for t in (total, mass, term, shares))
         for row, cover, weight in zip(rows, covers, weights, strict=True):
             value.copy_(row[part])
             if cover is None:

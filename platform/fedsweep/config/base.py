@@ -1,4 +1,4 @@
-"""What all sections of the configuration share: strictness, and the types that several of them use."""
+"""Base of all sections of the configuration: strictness, and the types that several of them use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Component(BaseModel):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return what stands beside the name: parameter -> value."""
+        """Return the keys beside the name: parameter -> value."""
         return dict(self.model_extra or {})
 
 

@@ -40,7 +40,7 @@ def check_no_credentials(tree: Any, key: str = "") -> None:
 
 
 def _with_credentials(address: str) -> str | None:
-    """The kind of an address with credentials in it (``http``, ``database``), or None."""
+    """Return the kind of an address with credentials in it (``http``, ``database``), or None."""
     scheme, _, rest = address.partition("://")
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
     # Unquoted, a password may hold what ends a host; then a word stands where a port belongs.

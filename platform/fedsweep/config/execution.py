@@ -55,7 +55,7 @@ class Runtime(Section):
 
 
 class Checkpoint(Section):
-    """What a run leaves behind to go on from."""
+    """Checkpoints from which a run goes on."""
 
     every: Count = Field(default=10, description="Rounds from one checkpoint to the next.")
     keep: Count = Field(default=2, description="How many of the newest are kept.")

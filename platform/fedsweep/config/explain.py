@@ -22,17 +22,17 @@ Schema = Mapping[str, Any]
 _MISSING = object()
 
 
-def explain(error: ValidationError, given: Mapping[str, Any]) -> str:
-    """One line on the first thing that is wrong with what was given; an unknown key comes before all else."""
-    found = [(_key_path(details, given), details) for details in error.errors()]
-    unknown = [path for path, details in found if details["type"] == "extra_forbidden"]
+def explain(error: ValidationError, tree: Mapping[str, Any]) -> str:
+    """Return one line on the first fault of a tree; an unknown key comes before all else."""
+    entries = [(_key_path(details, tree), details) for details in error.errors()]
+    unknown = [path for path, details in entries if details["type"] == "extra_forbidden"]
     if unknown:
-        return _unknown_key(unknown[0], given)
-    first_path = found[0][0]
+        return _unknown_key(unknown[0], tree)
+    first_path = entries[0][0]
     # The branches of a union fail side by side: the one that got furthest is the one that was meant.
-    rivals = [item for item in found if item[0][: len(first_path)] == first_path]
+    rivals = [item for item in entries if item[0][: len(first_path)] == first_path]
     path, details = max(rivals, key=lambda item: (len(item[0]), _says_more(item[1])))
-    return _explain_one(path, details, given=given)
+    return _explain_one(path, details, tree=tree)
 
 
 def _says_more(details: ErrorDetails) -> bool:
@@ -41,32 +41,32 @@ def _says_more(details: ErrorDetails) -> bool:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """A path as the user writes it."""
+    """Return a path as the user writes it."""
     return ".".join(map(str, path))
 
 
-def _explain_one(path: Path, details: ErrorDetails, *, given: Mapping[str, Any]) -> str:
+def _explain_one(path: Path, details: ErrorDetails, *, tree: Mapping[str, Any]) -> str:
     if details["type"] == "value_error":
         reason = str(details["ctx"]["error"])
         return f"{dotted(path)}: {reason}" if path else reason
-    value = _value_at(given, path)
+    value = _value_at(tree, path)
     if value is _MISSING:
-        return f"{dotted(path)} is missing; it must be {allowed(schema_at(path, given))}"
+        return f"{dotted(path)} is missing; it must be {allowed(schema_at(path, tree))}"
     if details["type"].startswith("union_tag") and isinstance(value, dict):
         tag = str(details["ctx"]["discriminator"]).strip("'")
         path, value = (*path, tag), value.get(tag, _MISSING)
         if value is _MISSING:
-            return f"{dotted(path)} is missing; it must be {allowed(schema_at(path, given))}"
+            return f"{dotted(path)} is missing; it must be {allowed(schema_at(path, tree))}"
         if isinstance(value, str):
-            return f"{dotted(path)}: {unknown_name(tag, value, words(schema_at(path, given)))}"
-    known = words(schema_at(path, given))
-    if isinstance(value, str) and known:
-        return f"{dotted(path)}: {unknown_name('value', value, known)}"
-    return f"{dotted(path)} must be {allowed(schema_at(path, given))}, but got {shown(value)}{_hint(path, value)}"
+            return f"{dotted(path)}: {unknown_name(tag, value, words(schema_at(path, tree)))}"
+    choices = words(schema_at(path, tree))
+    if isinstance(value, str) and choices:
+        return f"{dotted(path)}: {unknown_name('value', value, choices)}"
+    return f"{dotted(path)} must be {allowed(schema_at(path, tree))}, but got {shown(value)}{_hint(path, value)}"
 
 
 def _hint(path: Path, value: Any) -> str:
-    """Return how what was given is written, where it can be understood."""
+    """Return the right way to write a value, where its meaning can be guessed."""
     if isinstance(value, str) and path:
         keys = _properties(schema_at(path, {}))
         naming = "name" if path == ("method",) or "name" in keys else "kind" if "kind" in keys else None
@@ -76,10 +76,10 @@ def _hint(path: Path, value: Any) -> str:
     return ""
 
 
-def _key_path(details: ErrorDetails, given: Mapping[str, Any]) -> Path:
-    """Where the error lies, without the names of union branches that pydantic mixes in."""
+def _key_path(details: ErrorDetails, tree: Mapping[str, Any]) -> Path:
+    """Return the error's path, without the names of union branches that pydantic mixes in."""
     path: list[str | int] = []
-    place: Any = given
+    place: Any = tree
     location = details["loc"]
     for depth, part in enumerate(location):
         is_last = depth == len(location) - 1
@@ -93,26 +93,26 @@ def _key_path(details: ErrorDetails, given: Mapping[str, Any]) -> Path:
     return tuple(path)
 
 
-def _value_at(given: Any, path: Path) -> Any:
+def _value_at(tree: Any, path: Path) -> Any:
     for part in path:
-        if isinstance(given, dict) and part in given:
-            given = given[part]
-        elif isinstance(given, list) and isinstance(part, int) and part < len(given):
-            given = given[part]
+        if isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        elif isinstance(tree, list) and isinstance(part, int) and part < len(tree):
+            tree = tree[part]
         else:
             return _MISSING
-    return given
+    return tree
 
 
-def _unknown_key(path: Path, given: Mapping[str, Any]) -> str:
+def _unknown_key(path: Path, tree: Mapping[str, Any]) -> str:
     above, last = path[:-1], str(path[-1])
-    siblings = [dotted((*above, key)) for key in _properties(schema_at(above, given), _value_at(given, above))]
+    siblings = [dotted((*above, key)) for key in _properties(schema_at(above, tree), _value_at(tree, above))]
     message = unknown_name("key", dotted(path), siblings)
     elsewhere = [key for key in all_keys() if key.split(".")[-1] == last]
     if elsewhere:
-        start, known = message.split(" (known: ", 1)
+        start, listing = message.split(" (known: ", 1)
         start = start.split("; did you mean ", 1)[0]
-        return f"{start}; did you mean {elsewhere[0]!r}? (known: {known}"
+        return f"{start}; did you mean {elsewhere[0]!r}? (known: {listing}"
     return message
 
 
@@ -123,7 +123,7 @@ def _whole_schema() -> dict[str, Any]:
 
 @functools.cache
 def all_keys() -> tuple[str, ...]:
-    """Every dotted key that the schema names, sections included, in its order."""
+    """Return every dotted key that the schema names, sections included, in its order."""
     return tuple(dict.fromkeys(_walk(_whole_schema(), "")))
 
 
@@ -133,16 +133,16 @@ def _walk(schema: Schema, prefix: str) -> Iterator[str]:
         yield from _walk(below, f"{prefix}{key}.")
 
 
-def schema_at(path: Sequence[str | int], given: Any) -> Schema:
-    """The part of the JSON Schema that governs a path; of a union's branches those that fit what is given."""
+def schema_at(path: Sequence[str | int], tree: Any) -> Schema:
+    """Return the part of the JSON Schema that governs a path; of a union's branches those that fit the tree."""
     schema: Schema = _whole_schema()
     for part in path:
-        fitting = [branch for branch in branches(schema) if _fits(branch, given)] or list(branches(schema))
+        fitting = [branch for branch in branches(schema) if _fits(branch, tree)] or list(branches(schema))
         nexts = [below for branch in fitting if (below := _below(branch, part)) is not None]
         if not nexts:
             return {}
         schema = nexts[0] if len(nexts) == 1 else {"anyOf": nexts}
-        given = _value_at(given, (part,))
+        tree = _value_at(tree, (part,))
     return schema
 
 
@@ -155,14 +155,14 @@ def _below(branch: Schema, part: str | int) -> Schema | None:
     return below if below is not None else (more if isinstance(more, dict) else None)
 
 
-def _fits(branch: Schema, given: Any) -> bool:
+def _fits(branch: Schema, tree: Any) -> bool:
     constants = {key: below["const"] for key, below in branch.get("properties", {}).items() if "const" in below}
-    is_object = branch.get("type") == "object" and isinstance(given, dict)
-    return is_object and all(given.get(key) == value for key, value in constants.items())
+    is_object = branch.get("type") == "object" and isinstance(tree, dict)
+    return is_object and all(tree.get(key) == value for key, value in constants.items())
 
 
 def branches(schema: Schema) -> Iterator[Schema]:
-    """The alternatives of a JSON Schema, references followed."""
+    """Yield the alternatives of a JSON Schema, references followed."""
     if "$ref" in schema:
         yield from branches(_whole_schema()["$defs"][schema["$ref"].rsplit("/", 1)[1]])
     elif "anyOf" in schema or "oneOf" in schema:
@@ -172,41 +172,41 @@ def branches(schema: Schema) -> Iterator[Schema]:
         yield schema
 
 
-def _properties(schema: Schema, given: Any = None) -> dict[str, Schema]:
-    found: dict[str, Schema] = {}
-    for branch in [branch for branch in branches(schema) if _fits(branch, given)] or branches(schema):
+def _properties(schema: Schema, tree: Any = None) -> dict[str, Schema]:
+    properties: dict[str, Schema] = {}
+    for branch in [branch for branch in branches(schema) if _fits(branch, tree)] or branches(schema):
         for key, below in branch.get("properties", {}).items():
-            found.setdefault(key, below)
-    return found
+            properties.setdefault(key, below)
+    return properties
 
 
 def words(schema: Schema) -> list[str]:
-    """The words that are allowed where nothing but certain words and null is."""
-    found: list[str] = []
+    """Return the words that are allowed where nothing but certain words and null is."""
+    allowed_words: list[str] = []
     for branch in branches(schema):
         if "const" in branch or "enum" in branch:
-            found += [str(word) for word in branch.get("enum", [branch.get("const")])]
+            allowed_words += [str(word) for word in branch.get("enum", [branch.get("const")])]
         elif "const" in branch.get("properties", {}).get("kind", {}):
-            found.append(str(branch["properties"]["kind"]["const"]))
+            allowed_words.append(str(branch["properties"]["kind"]["const"]))
         elif branch.get("type") != "null":
             return []
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(allowed_words))
 
 
 def allowed(schema: Schema) -> str:
-    """In words, what a JSON Schema admits."""
-    said = [_said(branch) for branch in branches(schema)]
-    return " or ".join(dict.fromkeys(said)) or "something else"
+    """Describe the values that a JSON Schema admits, in words."""
+    phrases = [_phrase(branch) for branch in branches(schema)]
+    return " or ".join(dict.fromkeys(phrases)) or "something else"
 
 
-def _said(branch: Schema) -> str:
+def _phrase(branch: Schema) -> str:
     if "enum" in branch:
         return f"one of {', '.join(map(str, branch['enum']))}"
     if "const" in branch:
         return repr(branch["const"])
     kind = branch.get("type")
     if kind in ("integer", "number"):
-        return _said_number(branch)
+        return _number_phrase(branch)
     if kind == "array":
         inner = branch.get("prefixItems")
         if inner:
@@ -221,15 +221,15 @@ def _said(branch: Schema) -> str:
     return {"boolean": "true or false", "null": "null"}.get(str(kind), "any value")
 
 
-def _said_number(branch: Schema) -> str:
+def _number_phrase(branch: Schema) -> str:
     bounds = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
-    said = " and ".join(f"{sign} {branch[name]:g}" for name, sign in bounds if name in branch)
+    limits = " and ".join(f"{sign} {branch[name]:g}" for name, sign in bounds if name in branch)
     noun = "an integer" if branch["type"] == "integer" else "a number"
-    return f"{noun} {said}" if said else noun
+    return f"{noun} {limits}" if limits else noun
 
 
 def shown(value: Any) -> str:
-    """A value as the user wrote it, cut where it is long."""
+    """Return a value as the user wrote it, cut where it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
     text = text or repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."

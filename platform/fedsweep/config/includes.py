@@ -1,4 +1,4 @@
-"""What several YAML files share is written once: ``extends:`` and ``from:``.
+"""References between YAML files, so that what several share is written once: ``extends:`` and ``from:``.
 
     extends: _shared.yaml#setting        # a mapping, over which the one with this key is laid
     table:
@@ -27,7 +27,7 @@ Place = tuple[Path, str]
 
 
 def read_whole(path: Path) -> Any:
-    """The value of a YAML file with everything that it refers to.
+    """Read the value of a YAML file with everything that it refers to.
 
     Raises:
         ConfigError: A file can't be read, a reference leads nowhere, to something of the wrong type or in a circle;
@@ -46,7 +46,7 @@ class _Reader:
         self._level = 0
 
     def at(self, place: Place, *, asked_by: Path) -> Any:
-        """Return what stands at a place, its own references followed."""
+        """Return the value at a place, its own references followed."""
         path, section = place
         if place in self._under_way:
             circle = " -> ".join(f"{file.name}#{part}" for file, part in [*self._under_way, place])
@@ -54,9 +54,9 @@ class _Reader:
         if path not in self._files:
             self._files[path] = yaml12.read(path)
         self._under_way.append(place)
-        found = self._whole(_section(self._files[path], section, path=path, asked_by=asked_by), path)
+        value = self._whole(_section(self._files[path], section, path=path, asked_by=asked_by), path)
         self._under_way.pop()
-        return found
+        return value
 
     def _whole(self, value: Any, path: Path) -> Any:
         self._num_values += 1
@@ -64,9 +64,9 @@ class _Reader:
         if self._num_values > yaml12.MOST_NODES or self._level > MOST_LEVELS:
             rule = f"more than {yaml12.MOST_NODES} values once references are followed, or {MOST_LEVELS} levels"
             raise ConfigError(f"{path}: {rule}: too large to be a configuration")
-        found = self._followed(value, path)
+        value = self._followed(value, path)
         self._level -= 1
-        return found
+        return value
 
     def _followed(self, value: Any, path: Path) -> Any:
         if isinstance(value, list):
@@ -82,8 +82,8 @@ class _Reader:
 
     def _entries(self, item: Any, path: Path) -> list[Any]:
         if isinstance(item, dict) and item.keys() == {_FROM}:
-            found: list[Any] = self._referred(item[_FROM], list, key=_FROM, path=path)
-            return found
+            entries: list[Any] = self._referred(item[_FROM], list, key=_FROM, path=path)
+            return entries
         return [self._whole(item, path)]
 
     def _referred(self, reference: Any, wanted: type, *, key: str, path: Path) -> Any:
@@ -93,17 +93,17 @@ class _Reader:
         target = path.parent / name if name else path
         if not os.path.isfile(target):  # the path's own way to ask raises where the name is too long
             raise ConfigError(f"{path}: {key}: {reference}: no file {target} is there")
-        found = self.at((target.resolve(), section), asked_by=path)
-        if not isinstance(found, wanted):
+        value = self.at((target.resolve(), section), asked_by=path)
+        if not isinstance(value, wanted):
             what = "mapping" if wanted is dict else "list"
-            raise ConfigError(f"{path}: {key}: {reference} must be a {what}, but is a {type(found).__name__}")
-        return found
+            raise ConfigError(f"{path}: {key}: {reference} must be a {what}, but is a {type(value).__name__}")
+        return value
 
 
 def _section(tree: Any, section: str, *, path: Path, asked_by: Path) -> Any:
     for part in section.split(".") if section else ():
         if not isinstance(tree, dict) or part not in tree:
-            known = list(tree) if isinstance(tree, dict) else []
-            raise ConfigError(f"{asked_by}: {path.name}#{section}: {unknown_name('section', part, known)}")
+            names = list(tree) if isinstance(tree, dict) else []
+            raise ConfigError(f"{asked_by}: {path.name}#{section}: {unknown_name('section', part, names)}")
         tree = tree[part]
     return tree

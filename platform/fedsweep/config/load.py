@@ -32,7 +32,7 @@ _GREATEST = 10**40
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """The configuration that a source and overrides give, checked as far as it says by itself.
+    """Load the configuration of a source and overrides, checked as far as it says by itself.
 
     Args:
         source: A YAML file, the name of a preset, or a mapping; a section ``table`` is left out.
@@ -42,14 +42,14 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         ConfigError: The source is not there or not a mapping, a key is unknown, or a value is not allowed; the message
             is one line that names the key or file, the value found and what is allowed.
     """
-    given = {key: value for key, value in _plain(_read(source), ()).items() if key != _TABLE}
-    tree = apply_overrides(given, overrides)
+    source_tree = {key: value for key, value in _plain(_read(source), ()).items() if key != _TABLE}
+    tree = apply_overrides(source_tree, overrides)
     check_no_credentials(tree)
     return _build(tree)
 
 
 def with_sections(config: Config, sections: Mapping[str, Any]) -> Config:
-    """The configuration with other values for some dotted keys, and what was given and bound as it was.
+    """Return the configuration with other values for some dotted keys; the user's tree and the bound builders stay.
 
     Args:
         config: What :func:`load_config` gave.
@@ -62,13 +62,13 @@ def with_sections(config: Config, sections: Mapping[str, Any]) -> Config:
         for part in above:
             place = place[part]
         place[last] = _plain(value, (key,))
-    found = _validate(tree)
-    found._given, found._bound = config.given, config.bound
-    return found
+    changed = _validate(tree)
+    changed._given, changed._bound = config.given, config.bound
+    return changed
 
 
 def check_key(key: str, *, kind: str = "key") -> None:
-    """Checks that a dotted key can be set at all.
+    """Check that a dotted key can be set at all.
 
     Below a component (the method, the partition) any parameter is admitted: its builder knows them.
 
@@ -76,11 +76,11 @@ def check_key(key: str, *, kind: str = "key") -> None:
         ConfigError: There is no such key; the message names the nearest one.
     """
     parts = key.split(".")
-    known = all_keys()
+    keys = all_keys()
     for end in range(1, len(parts) + 1):
         prefix = ".".join(parts[:end])
-        if prefix not in known:
-            raise ConfigError(unknown_name(kind, key, [name for name in known if not name.startswith("sweep")]))
+        if prefix not in keys:
+            raise ConfigError(unknown_name(kind, key, [name for name in keys if not name.startswith("sweep")]))
         if any(branch.get("additionalProperties") for branch in branches(schema_at(parts[:end], {}))):
             return
 
@@ -89,11 +89,11 @@ def _read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
     path = _find(source)
-    found = read_whole(path)
-    if not isinstance(found, dict):
-        what = "empty" if found is None else f"a {type(found).__name__}"
+    tree = read_whole(path)
+    if not isinstance(tree, dict):
+        what = "empty" if tree is None else f"a {type(tree).__name__}"
         raise ConfigError(f"{path}, line 1: a configuration is a mapping of keys to values, but this is {what}")
-    return found
+    return tree
 
 
 def _find(source: str | Path) -> Path:
@@ -113,7 +113,7 @@ def _find(source: str | Path) -> Path:
 
 
 def _plain(value: Any, path: tuple[str, ...]) -> Any:
-    """A copy of mappings, lists and scalars; paths become text, tuples lists, anything else is refused."""
+    """Return a copy of mappings, lists and scalars; paths become text, tuples lists, anything else is refused."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -130,8 +130,8 @@ def _plain(value: Any, path: tuple[str, ...]) -> Any:
     raise ConfigError(f"{'.'.join(path)} must be text, number, true, false, null, list or mapping, but got {value!r}")
 
 
-def _build(given: dict[str, Any]) -> Config:
-    config = _validate(_with_defaults(given))
+def _build(tree: dict[str, Any]) -> Config:
+    config = _validate(_with_defaults(tree))
     varied: dict[str, Mapping[str, Any]] = {"sweep.space": config.sweep.space}
     varied |= {f"sweep.settings {setting.name!r}": setting.set for setting in config.sweep.settings}
     for place, keys in varied.items():
@@ -139,7 +139,7 @@ def _build(given: dict[str, Any]) -> Config:
             if key.split(".")[0] == "sweep":
                 raise ConfigError(f"{place}: a sweep can't vary its own section, but has {key!r}")
             check_key(key, kind=f"key of {place}")
-    config._given = given
+    config._given = tree
     return config
 
 
@@ -150,17 +150,17 @@ def _validate(tree: dict[str, Any]) -> Config:
         raise ConfigError(explain(error, tree)) from None
 
 
-def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is given, completed where pydantic alone would not know how."""
-    tree = apply_overrides(given, ())
+def _with_defaults(source_tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree, completed where pydantic alone would not know how."""
+    tree = apply_overrides(source_tree, ())
     for key, default in _DEFAULTS.items():
         *above, last = key.split(".")
         place: Any = tree
         for part in above:
             place = place.get(part) if isinstance(place, dict) else None
-        found = place.get(last) if isinstance(place, dict) else None
-        if isinstance(found, dict) and not SELECTORS & found.keys():
-            place[last] = {**default, **found}
+        section = place.get(last) if isinstance(place, dict) else None
+        if isinstance(section, dict) and not SELECTORS & section.keys():
+            place[last] = {**default, **section}
     training = tree.get("training")
     if isinstance(training, dict):
         for first, second in EXCLUSIVE_KEYS:

@@ -14,7 +14,7 @@ SELECTORS = frozenset({"name", "kind", "merge"})
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """The dotted key and the value of ``KEY=VALUE``.
+    """Parse the dotted key and the value of ``KEY=VALUE``.
 
     Raises:
         ConfigError: There is no ``=``, the key is empty or has an empty part, or the value is not YAML.
@@ -26,13 +26,13 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, yaml12.parse(value, source=f"--set {key}")
 
 
-def apply_overrides(given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what is given with ``KEY=VALUE`` texts laid over it in order; of the same key the last one wins.
+def apply_overrides(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a tree with ``KEY=VALUE`` texts laid over it in order; of the same key the last one wins.
 
     Raises:
         ConfigError: A text is malformed, or a key lies below something that is no mapping.
     """
-    tree: dict[str, Any] = copy.deepcopy(dict(given))
+    tree: dict[str, Any] = copy.deepcopy(dict(base))
     for text in overrides:
         key, value = parse_override(text)
         set_value(tree, key, value=value)
@@ -40,7 +40,7 @@ def apply_overrides(given: Mapping[str, Any], overrides: Sequence[str]) -> dict[
 
 
 def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
-    """Sets one dotted key in place.
+    """Set one dotted key in place.
 
     A mapping without ``name`` or ``kind`` joins the mapping that is there; one with either replaces it, as anything
     else does. Below a list, a part of the key is a position from 0.
@@ -53,8 +53,8 @@ def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
     for depth, part in enumerate(above):
         place = _step(place, part, key=key)
         if not isinstance(place, dict | list):
-            found = ".".join(above[: depth + 1])
-            raise ConfigError(f"{key} can't be set: {found} is {place!r}, which has nothing below it")
+            parent = ".".join(above[: depth + 1])
+            raise ConfigError(f"{key} can't be set: {parent} is {place!r}, which has nothing below it")
     if isinstance(place, list):
         place[_position(place, last, key=key)] = copy.deepcopy(value)
     elif above == ["sweep", "space"]:
@@ -64,7 +64,7 @@ def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
 
 
 def _split(key: str) -> list[str]:
-    """The parts of a dotted key; below sweep.space a whole dotted key is one part."""
+    """Return the parts of a dotted key; below sweep.space a whole dotted key is one part."""
     parts = key.split(".")
     if parts[:2] != ["sweep", "space"] or len(parts) < 4:
         return parts
@@ -88,7 +88,7 @@ def _position(items: list[Any], part: str, *, key: str) -> int:
 
 
 def join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Lays a new mapping over the old one, in place, by the rules of :func:`set_value`."""
+    """Lay a new mapping over the old one, in place, by the rules of :func:`set_value`."""
     for name, value in new.items():
         before = old.get(name)
         if isinstance(before, dict) and isinstance(value, dict) and not SELECTORS & value.keys():

@@ -26,7 +26,7 @@ class Preset:
 
 
 def preset_folder() -> Path:
-    """Where the presets lie: inside an installed package, or beside ``platform/`` in a clone.
+    """Return the presets' folder: inside an installed package, or beside ``platform/`` in a clone.
 
     Raises:
         ConfigError: Neither is there; the installation is incomplete.
@@ -39,15 +39,15 @@ def preset_folder() -> Path:
 
 
 def list_presets() -> tuple[Preset, ...]:
-    """All presets, sorted by name; files that begin with an underscore hold what others share."""
+    """Return all presets, sorted by name; files that begin with an underscore hold what others share."""
     folder = preset_folder()
     files = [path for path in folder.rglob("*.yaml") if not path.name.startswith("_")]
-    found = [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in files]
-    return tuple(Preset(name=name, summary=_summary(path), path=path) for name, path in sorted(found))
+    named_paths = [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in files]
+    return tuple(Preset(name=name, summary=_summary(path), path=path) for name, path in sorted(named_paths))
 
 
 def find_preset(name: str) -> Path | None:
-    """The file of the preset of that name (``.yaml`` may be added), or None."""
+    """Return the file of the preset of that name (``.yaml`` may be added), or None."""
     wanted = name.removesuffix(".yaml")
     return next((preset.path for preset in list_presets() if preset.name == wanted), None)
 

@@ -33,7 +33,7 @@ class ProxyData(Section):
 
 
 class ServerData(Section):
-    """What the server keeps of the training set before the rest is split."""
+    """The server's part of the training set, taken before the rest is split."""
 
     validation: float = Field(default=0.0, ge=0, lt=1, description="Share of the training set kept for validation.")
     proxy: ProxyData | None = Field(

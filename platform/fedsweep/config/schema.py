@@ -91,12 +91,12 @@ class Config(Section):
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return what the user gave, before defaults: file and overrides as one tree."""
+        """Return the user's own tree, before defaults: file and overrides as one."""
         return self._given
 
     @property
     def bound(self) -> dict[str, Any]:
-        """Return what :mod:`fedsweep.catalog` has bound of it so far, by key: a configuration never changes."""
+        """Return the builders that :mod:`fedsweep.catalog` has bound so far, by key: a configuration never changes."""
         return self._bound
 
     @field_validator("name")
@@ -136,19 +136,19 @@ class Config(Section):
         return self
 
     def tree(self) -> dict[str, Any]:
-        """The resolved configuration as plain mappings, lists and scalars, in the order of the schema."""
+        """Return the resolved configuration as plain mappings, lists and scalars, in the order of the schema."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """The resolved configuration as YAML; loading it gives an equal one."""
+        """Return the resolved configuration as YAML; loading it gives an equal one."""
         return yaml12.dump(self.tree())
 
     def flat(self) -> dict[str, Scalar]:
-        """Dotted key -> scalar, as MLflow's params want it; lists of scalars become JSON text."""
+        """Return dotted key -> scalar, as MLflow's params want it; lists of scalars become JSON text."""
         return dict(_flatten("", self.tree()))
 
     def hash(self) -> str:
-        """SHA-256 (hexadecimal) of everything that affects results.
+        """Return the SHA-256 (hexadecimal) of everything that affects results.
 
         Left out: the name, where data and initial values lie, the targets (they are read off the results), accuracies
         by client where nobody asks for them, the runtime but for its executor and lanes, tracking, checkpoints, sweep.
@@ -171,7 +171,7 @@ class Config(Section):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a configuration file, for editors."""
+    """Return the JSON Schema of a configuration file, for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
 
 

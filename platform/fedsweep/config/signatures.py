@@ -49,7 +49,7 @@ def bind(
     provided: Collection[str] = (),
     beside: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The parameters that a builder is called with: those given, checked, and the defaults of the others.
+    """Return the parameters for a builder: those of the configuration, checked, and the defaults of the others.
 
     Args:
         kind: What is built, e.g. ``"method"``, or the key where that is plain; for messages.
@@ -71,11 +71,11 @@ def bind(
     parameters = _parameters(builder, provided)
     unknown = [key for key in params if key not in parameters]
     if unknown and not takes_any(builder):
-        known = [*parameters, *beside]
+        names = [*parameters, *beside]
         if not name:
-            reason = unknown_name("parameter", unknown[0], known) if known else "there is no such parameter"
+            reason = unknown_name("parameter", unknown[0], names) if names else "there is no such parameter"
             raise ConfigError(f"{at}{unknown[0]}: {reason}")
-        reason = unknown_name("parameter", unknown[0], known) if known else f"has no parameter {unknown[0]!r}"
+        reason = unknown_name("parameter", unknown[0], names) if names else f"has no parameter {unknown[0]!r}"
         raise ConfigError(f"{at}{reason}")
     bound: dict[str, Any] = {}
     for key, parameter in parameters.items():
@@ -90,7 +90,7 @@ def bind(
 
 
 def describe(builder: Callable[..., Any], *, provided: Collection[str] = ()) -> tuple[ParameterRow, ...]:
-    """A builder's parameters with type, default and meaning, in the signature's order.
+    """Return a builder's parameters with type, default and meaning, in the signature's order.
 
     Args:
         builder: A function or class with a docstring in Google's style.
@@ -114,8 +114,8 @@ def takes_any(builder: Callable[..., Any]) -> bool:
 
 
 def _parameters(builder: Callable[..., Any], provided: Collection[str]) -> dict[str, inspect.Parameter]:
-    found = signature_of(builder)
-    return {key: value for key, value in found.items() if value.kind in _KEYWORD and key not in provided}
+    signature = signature_of(builder)
+    return {key: value for key, value in signature.items() if value.kind in _KEYWORD and key not in provided}
 
 
 def _checked(where: str, value: Any, parameter: inspect.Parameter, *, of: str) -> Any:

@@ -27,26 +27,26 @@ class SpaceEntry(Section):
 
     @property
     def kind(self) -> str:
-        """Which of the five forms it is."""
+        """Return the name of its form, one of five."""
         return next(kind for kind in SPACE_KINDS if getattr(self, kind) is not None)
 
     @property
     def values(self) -> list[Any] | tuple[float, float] | tuple[int, int]:
         """The list, or the two ends."""
-        found: list[Any] | tuple[float, float] | tuple[int, int] = getattr(self, self.kind)
-        return found
+        entry: list[Any] | tuple[float, float] | tuple[int, int] = getattr(self, self.kind)
+        return entry
 
     @model_validator(mode="after")
     def _exactly_one(self) -> SpaceEntry:
-        given = [kind for kind in SPACE_KINDS if getattr(self, kind) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise ValueError(f"exactly one of {', '.join(SPACE_KINDS)} must be given, but got {found}")
-        if given[0] in ("uniform", "loguniform", "randint"):
+        kinds = [kind for kind in SPACE_KINDS if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            listing = " and ".join(kinds) or "none"
+            raise ValueError(f"exactly one of {', '.join(SPACE_KINDS)} must be given, but got {listing}")
+        if kinds[0] in ("uniform", "loguniform", "randint"):
             low, high = self.values
             if low >= high:
-                raise ValueError(f"{given[0]} needs low < high, but got [{low}, {high}]")
-            if given[0] == "loguniform" and low <= 0:
+                raise ValueError(f"{kinds[0]} needs low < high, but got [{low}, {high}]")
+            if kinds[0] == "loguniform" and low <= 0:
                 raise ValueError(f"loguniform needs low > 0, but got [{low}, {high}]")
         return self
 
@@ -66,7 +66,7 @@ class NamedSetting(Section):
 
 
 class Sweep(Section):
-    """What ``fedsweep sweep`` tries; a single run ignores it."""
+    """Values that ``fedsweep sweep`` tries; a single run ignores it."""
 
     settings: list[NamedSetting] = Field(
         default_factory=list,
@@ -91,12 +91,12 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _settings_differ(self) -> Sweep:
-        given: Mapping[str, list[Any]] = {
+        columns: Mapping[str, list[Any]] = {
             "are named": [setting.name for setting in self.settings],
             "set": [setting.set for setting in self.settings],
         }
-        for what, found in given.items():
-            if twice := [item for place, item in enumerate(found) if item in found[:place]]:
+        for what, values in columns.items():
+            if twice := [item for place, item in enumerate(values) if item in values[:place]]:
                 raise ValueError(f"settings must differ, but several {what} {twice[0]!r}")
         return self
 

@@ -1,4 +1,4 @@
-"""What each key of a configuration can name: where the builders with names of their own stand, and what they are given.
+"""Tables of the builders that each key of a configuration can name, and of the parameters that the program adds.
 
 The builders' modules are imported when a key is asked for, so that a command that only lists names does not wait for
 the rest.
@@ -17,7 +17,7 @@ Builder = Callable[..., Any]
 
 
 def attribute(path: str) -> Any:
-    """Return what ``module:attribute`` names, imported now."""
+    """Import and return the object that ``module:attribute`` names."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -37,7 +37,7 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What a key of the configuration can name.
+    """Builders that a key of the configuration can name.
 
     Attributes:
         word: What is named, e.g. ``"partition"``; installed packages add to it by entry points ``fedsweep.<word>s``.
@@ -61,12 +61,12 @@ class Table:
     listings: Mapping[str, Listing] = field(default_factory=dict)
 
     def names(self) -> Mapping[str, Any]:
-        """The built-in names."""
-        found: Mapping[str, Any] = attribute(self.builders)
-        return found
+        """Return the built-in names."""
+        builders: Mapping[str, Any] = attribute(self.builders)
+        return builders
 
     def builder(self, name: str) -> Builder:
-        """The builder of that name.
+        """Return the builder of that name.
 
         Args:
             name: A built-in name, ``package.module:callable``, or an installed package's entry point.
@@ -77,11 +77,11 @@ class Table:
         if self.selector is None:
             only: Builder = attribute(self.builders)
             return only
-        known = self.names()
-        if name not in known:
-            return find_plugin(self.word, name, known)
-        found = getattr(known[name], "builder", known[name])
-        return resolve_reference(self.word, found) if isinstance(found, str) else found
+        builders = self.names()
+        if name not in builders:
+            return find_plugin(self.word, name, builders)
+        entry = getattr(builders[name], "builder", builders[name])
+        return resolve_reference(self.word, entry) if isinstance(entry, str) else entry
 
 
 TABLES: Mapping[str, Table] = {

@@ -57,7 +57,7 @@ Optimizer = Annotated[Sgd | Adam, Field(discriminator="name")]
 
 
 class Schedule(KindComponent):
-    """How the learning rate changes; its parameters are declared in :mod:`fedsweep.experiment.schedules`."""
+    """Change of the learning rate; its parameters are declared in :mod:`fedsweep.experiment.schedules`."""
 
     @model_serializer(mode="wrap")
     def _as_word(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any] | str:
@@ -66,8 +66,8 @@ class Schedule(KindComponent):
         return tree if self.parameters else self.kind
 
 
-def _as_mapping(given: Any) -> Any:
-    return {"kind": given} if isinstance(given, str) else given
+def _as_mapping(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
 
 
 def _constant() -> Schedule:
@@ -90,7 +90,7 @@ class Stop(Section):
 
 
 class Training(Section):
-    """How clients train, and for how long."""
+    """Local training, and its length in rounds."""
 
     rounds: Count = Field(default=20, description="Number of rounds.")
     cohort_fraction: float | None = Field(
@@ -136,10 +136,10 @@ class Training(Section):
     @model_validator(mode="after")
     def _one_of_each_pair(self) -> Training:
         for first, second in EXCLUSIVE_KEYS:
-            given = [key for key in (first, second) if getattr(self, key) not in NO_NUMBER]
-            if not given:
+            set_keys = [key for key in (first, second) if getattr(self, key) not in NO_NUMBER]
+            if not set_keys:
                 raise ValueError(f"one of {first} and {second} must be given, but both are null")
-            if len(given) == 2:
+            if len(set_keys) == 2:
                 raise ValueError(
                     f"{first} and {second} exclude each other, but got {first}={_shown(getattr(self, first))} and"
                     f" {second}={_shown(getattr(self, second))}; leave one out or set it to null"

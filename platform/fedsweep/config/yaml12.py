@@ -68,16 +68,16 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
-    """Nodes of a document without aliases."""
+def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Count the nodes of a document without aliases."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
-    if id(node) not in known:
-        known[id(node)] = MOST_NODES  # what contains itself never ends
+    if id(node) not in sizes:
+        sizes[id(node)] = MOST_NODES  # what contains itself never ends
         is_mapping = isinstance(node, yaml.MappingNode)
         below = [part for pair in node.value for part in pair] if is_mapping else node.value
-        known[id(node)] = 1 + sum(_expanded(part, known) for part in below)
-    return known[id(node)]
+        sizes[id(node)] = 1 + sum(_expanded(part, sizes) for part in below)
+    return sizes[id(node)]
 
 
 def _too_large(mark: yaml.Mark) -> yaml.MarkedYAMLError:
@@ -146,7 +146,7 @@ _Loader.add_constructor(_PREFIX + "float", _construct_float)
 
 
 def parse(text: str, *, source: str) -> Any:
-    """The value of one YAML document; messages name its source.
+    """Parse the value of one YAML document; messages name its source.
 
     Raises:
         ConfigError: It is not YAML, gives a key twice, or has a key that is not text; the message names the line.
@@ -169,7 +169,7 @@ def parse(text: str, *, source: str) -> Any:
 
 
 def read(path: Path) -> Any:
-    """The value of a YAML file.
+    """Return the value of a YAML file.
 
     Raises:
         ConfigError: The file cannot be read, or :func:`parse` refuses it.
@@ -184,7 +184,7 @@ def read(path: Path) -> Any:
 
 
 def dump(value: Any) -> str:
-    """A YAML document that :func:`parse` reads back as the same value.
+    """Return a YAML document that :func:`parse` reads back as the same value.
 
     Args:
         value: Mappings with text keys, lists, tuples (written as lists), text, numbers, booleans and None.
@@ -196,7 +196,7 @@ def dump(value: Any) -> str:
 
 
 def _lay_out(node: yaml.Node, *, depth: int) -> None:
-    """Sections one key per line; below them, what holds nothing but scalars on one line."""
+    """Lay sections out one key per line; below them, what holds nothing but scalars on one line."""
     if not isinstance(node, yaml.CollectionNode):
         return
     is_mapping = isinstance(node, yaml.MappingNode)

@@ -54,7 +54,7 @@ class ModelBuilder:
     initial: Tensor | None = field(default=None, compare=False)
 
     def __call__(self) -> nn.Module:
-        """A new module; equal builders give equal values."""
+        """Return a new module; equal builders give equal values."""
         model = make_network(
             self.network.builder,
             self.network.name,
@@ -69,7 +69,7 @@ class ModelBuilder:
 
 
 def build_experiment(config: Config, dataset: Dataset | None = None, *, config_hash: str | None = None) -> Experiment:
-    """The experiment that a configuration describes; loads the data.
+    """Build the experiment that a configuration describes; loads the data.
 
     Args:
         config: A loaded configuration; what is bound of it already is not bound again.
@@ -116,21 +116,21 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
 
 
 def _initial(config: Config, builder: ModelBuilder) -> Tensor | None:
-    """The values that the configuration takes from a file."""
+    """Return the values that the configuration takes from a file."""
     if config.model.init_from is None:
         return None
     file = weights_file(config.model.init_from)
-    known = config.model.init_sha256 or weights_sha256(file)
-    return read_weights(file, layout_of(builder()), sha256=known, model=config.model.name)
+    sha256 = config.model.init_sha256 or weights_sha256(file)
+    return read_weights(file, layout_of(builder()), sha256=sha256, model=config.model.name)
 
 
 def _devices(config: Config) -> tuple[str, str]:
-    """Where clients and server compute; ``auto`` is the GPU for whoever has a share of one."""
+    """Return the devices of clients and server; ``auto`` is the GPU for whoever has a share of one."""
     runtime = config.runtime
-    asked = runtime.device
-    if asked == "cuda" and not runtime.address and not torch.cuda.is_available():
+    device = runtime.device
+    if device == "cuda" and not runtime.address and not torch.cuda.is_available():
         raise ResourceError("runtime.device=cuda, but torch sees no GPU here; use runtime.device=cpu or auto")
-    if asked == "cpu":
+    if device == "cpu":
         if (runtime.gpus_per_client or runtime.gpus_per_server) and not runtime.address:
             raise ConfigError(
                 f"runtime.device=cpu uses no GPU, so runtime.gpus_per_client={runtime.gpus_per_client:g},"
@@ -144,13 +144,13 @@ def _devices(config: Config) -> tuple[str, str]:
             f"{runtime.gpus_per_server:g}, but torch sees no GPU here; set both to 0, or join a cluster by"
             " runtime.address"
         )
-    client = "cuda" if asked == "cuda" or runtime.gpus_per_client else "cpu"
-    server = "cuda" if runtime.gpus_per_server or (asked == "cuda" and runtime.backend == "local") else "cpu"
+    client = "cuda" if device == "cuda" or runtime.gpus_per_client else "cpu"
+    server = "cuda" if runtime.gpus_per_server or (device == "cuda" and runtime.backend == "local") else "cpu"
     return client, server
 
 
 def _lanes(config: Config, device: str) -> LaneSettings | None:
-    """Return how many clients a worker steps at once; None: one after another."""
+    """Return the settings by which a worker steps clients at once; None: one after another."""
     runtime = config.runtime
     if runtime.executor == "loop" or (runtime.executor == "auto" and device == "cpu"):
         return None
@@ -166,7 +166,7 @@ def _lanes(config: Config, device: str) -> LaneSettings | None:
 
 
 def build_training(config: Config) -> TrainingSettings:
-    """The training section as the engine reads it."""
+    """Return the training section as the engine reads it."""
     section = config.training
     optimizer = section.optimizer
     settings = OptimizerSettings(
@@ -211,7 +211,7 @@ def _number(value: int | IntegerRange | None) -> int | tuple[int, int] | None:
 
 
 def build_world(config: Config, dataset: Dataset) -> World:
-    """The scenario as objects.
+    """Build the scenario as objects.
 
     Raises:
         InputError: A part of the scenario is wrong or does not fit the data.
@@ -244,24 +244,24 @@ def build_world(config: Config, dataset: Dataset) -> World:
 
 
 def _built(config: Config, key: str, **provided: Any) -> Any:
-    """Return what a key of the scenario names, or None where it is null."""
-    found = bound(config, key)
-    return None if found is None else found.build(**provided)
+    """Build the object that a key of the scenario names; None where it is null."""
+    item = bound(config, key)
+    return None if item is None else item.build(**provided)
 
 
 def server_share(
     dataset: Dataset, scenario: Scenario, seed: int
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray]:
-    """Indices that the server keeps for validation and as proxy data, and the rest; drawn class by class."""
-    held = scenario.server_data
+    """Return indices that the server keeps for validation and as proxy data, and the rest; drawn class by class."""
+    server_data = scenario.server_data
     generator = stream(seed, "server data").numpy()
     validation: list[np.ndarray] = []
     proxy: list[np.ndarray] = []
     rest: list[np.ndarray] = []
     for label in range(dataset.num_classes):
         members = generator.permutation(np.flatnonzero(dataset.train_labels == label))
-        num_validation = round(held.validation * len(members))
-        num_proxy = (held.proxy.per_class if held.proxy is not None else None) or 0
+        num_validation = round(server_data.validation * len(members))
+        num_proxy = (server_data.proxy.per_class if server_data.proxy is not None else None) or 0
         if num_validation + num_proxy > len(members):
             raise DataError(
                 f"scenario.server_data keeps {num_validation} + {num_proxy} samples of class {label}, but the training"
@@ -272,14 +272,14 @@ def server_share(
         rest.append(members[num_validation + num_proxy :])
     joined = [np.sort(np.concatenate(part)) for part in (validation, proxy, rest)]
     return (
-        joined[0] if held.validation else None,
-        joined[1] if held.proxy is not None and held.proxy.per_class is not None else None,
+        joined[0] if server_data.validation else None,
+        joined[1] if server_data.proxy is not None and server_data.proxy.per_class is not None else None,
         joined[2],
     )
 
 
 def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | None) -> tuple[np.ndarray, ...]:
-    """Each client's samples, as indices into the training set."""
+    """Return each client's samples, as indices into the training set."""
     scenario = config.scenario
     if drift is not None and drift.pool == "all":
         return (rest,) * scenario.clients
@@ -299,7 +299,7 @@ def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | No
 
 
 def _skewed(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...], drift: Drift | None) -> np.ndarray:
-    """The training images, those of each client as ``scenario.feature_skew`` has them."""
+    """Return the training images, those of each client as ``scenario.feature_skew`` has them."""
     skew = _built(config, "scenario.feature_skew")
     if skew is None:
         return dataset.train_images
@@ -333,24 +333,24 @@ def _profiles(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...])
 def _proxy(
     scenario: Scenario, dataset: Dataset, chosen: np.ndarray | None, seed: int
 ) -> tuple[np.ndarray, np.ndarray | None] | None:
-    given = scenario.server_data.proxy
-    if given is None:
+    proxy = scenario.server_data.proxy
+    if proxy is None:
         return None
-    if given.dataset is not None and given.samples is not None:
-        return _foreign(scenario, dataset, name=given.dataset, samples=given.samples, seed=seed), None
-    return dataset.train_images[chosen], dataset.train_labels[chosen] if given.labelled else None
+    if proxy.dataset is not None and proxy.samples is not None:
+        return _foreign(scenario, dataset, name=proxy.dataset, samples=proxy.samples, seed=seed), None
+    return dataset.train_images[chosen], dataset.train_labels[chosen] if proxy.labelled else None
 
 
 def _foreign(scenario: Scenario, dataset: Dataset, *, name: str, samples: int, seed: int) -> np.ndarray:
-    """Images of another data set, in the shape of this one's; its classes mean nothing here."""
+    """Return images of another data set, in the shape of this one's; its classes mean nothing here."""
     size = int(dataset.train_images.shape[-1])
-    found = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
-    same = found.train_images.shape[1:] == dataset.train_images.shape[1:] and found.scale == dataset.scale
-    if not same or samples > len(found.train_images):
+    foreign = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
+    same = foreign.train_images.shape[1:] == dataset.train_images.shape[1:] and foreign.scale == dataset.scale
+    if not same or samples > len(foreign.train_images):
         raise DataError(
             f"scenario.server_data.proxy: {samples} samples of {name} can't stand beside {dataset.name}: it has"
-            f" {len(found.train_images)} of shape {found.train_images.shape[1:]} and scale {found.scale:g}, but"
+            f" {len(foreign.train_images)} of shape {foreign.train_images.shape[1:]} and scale {foreign.scale:g}, but"
             f" {dataset.train_images.shape[1:]} and {dataset.scale:g} are needed; choose another set, or fewer samples"
         )
-    chosen = stream(seed, "proxy data").numpy().choice(len(found.train_images), size=samples, replace=False)
-    return found.train_images[np.sort(chosen)]
+    chosen = stream(seed, "proxy data").numpy().choice(len(foreign.train_images), size=samples, replace=False)
+    return foreign.train_images[np.sort(chosen)]

@@ -10,7 +10,7 @@ from fedsweep.world.stragglers import StragglerPolicy
 
 
 def check_world(experiment: Experiment) -> None:
-    """Return what can be known of method and world together without a model.
+    """Check method and world together, as far as that needs no model.
 
     Raises:
         ConfigError: A client has no samples, or parts of the scenario can't do without each round's updates although
@@ -63,7 +63,7 @@ def _check_exactness(experiment: Experiment) -> None:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Everything that a method has to say against the world, before anything is written.
+    """Let a method refuse the world, before anything is written.
 
     Raises:
         ConfigError: See :func:`check_world`; or a component can't work in this world.

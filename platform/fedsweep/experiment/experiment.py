@@ -49,7 +49,7 @@ class StopLimits:
     wall_time_s: float | None = None
 
     def passed_by(self, total_bytes: int, sim_time_s: float | None) -> str | None:
-        """The limit that a round would pass which ends with so many bytes sent, at such a virtual time; None: none."""
+        """Return the limit that a round would pass with so many bytes sent, at such a virtual time; None: none."""
         if self.total_bytes is not None and total_bytes > self.total_bytes:
             return "total_bytes"
         if self.sim_time_s is not None and sim_time_s is not None and sim_time_s > self.sim_time_s:
@@ -154,7 +154,7 @@ class Experiment:
     cards: tuple[tuple[Card, Mapping[str, Any]], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: another process makes the rest itself, and need not be sent a model."""
+        """Return the fields alone: another process makes the rest itself, and need not be sent a model."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
@@ -163,7 +163,7 @@ class Experiment:
         return self.build_model()
 
     def new_model(self) -> nn.Module:
-        """The same for whoever changes it."""
+        """Return a copy of the template, for whoever changes it."""
         return copy.deepcopy(self.template)
 
     @cached_property
@@ -173,7 +173,7 @@ class Experiment:
 
     @cached_property
     def layout(self) -> FlatLayout:
-        """Return how the full model lies in its vector, riders included."""
+        """Return the full model's places in its vector, riders included."""
         riders = optimizer_riders(self.training.optimizer, layout_of(self.template).num_params)
         return layout_of(self.template, riders)
 
@@ -216,7 +216,7 @@ class Experiment:
         return np.stack([profile.label_counts for profile in self.world.profiles])
 
     def drawn(self, value: int | tuple[int, int], purpose: str, client: int) -> int:
-        """A configured number, or a client's own draw from a range, the same in every round."""
+        """Return a configured number, or a client's own draw from a range, the same in every round."""
         if isinstance(value, int):
             return value
         low, high = value
@@ -230,7 +230,7 @@ class Experiment:
         return round_classes(drift, seed=self.seed, num_clients=len(self.world.profiles), round=round)
 
     def equal_steps(self) -> int:
-        """Local steps of every client where all take the same number.
+        """Return local steps of every client where all take the same number.
 
         Source: DynamicFL, Eq. 4: ``floor(sum_m n_m E / (M B))``.
         """
@@ -247,7 +247,7 @@ class Experiment:
         return sum(profile.num_samples for profile in self.world.profiles)
 
     def local_steps(self, client: int, num_samples: int) -> tuple[int, int, bool]:
-        """A client's local steps, its batch size, and whether its batches are whole; it has at least 1 sample."""
+        """Return a client's local steps, batch size, and whether its batches are whole; it has at least 1 sample."""
         batch = self.drawn(self.training.batch_size, "batch_size", client)
         fixed = self.method.settings.local_steps
         if fixed is None and self.training.local_steps is not None:
@@ -255,20 +255,20 @@ class Experiment:
         if fixed is not None:
             # A method's own single step (FedSGD) is on the client's whole set where the batch would hold more.
             return fixed, batch, self.method.settings.local_steps is None
-        asked = self.training.equal_steps
-        if self.method.settings.equal_steps if asked is None else asked:
+        equal_steps = self.training.equal_steps
+        if self.method.settings.equal_steps if equal_steps is None else equal_steps:
             return self.equal_steps(), batch, True
         epochs = self.drawn(self.training.local_epochs, "local_epochs", client)
         return epochs * math.ceil(num_samples / batch), batch, False
 
 
 def transformed(world: World, images: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Images as a model sees them when it is tested: transformed, without augmentation."""
+    """Return images as a model sees them when it is tested: transformed, without augmentation."""
     return world.data.transform(torch.from_numpy(np.ascontiguousarray(images)), generator=None, train=False).to(dtype)
 
 
 def client_side(experiment: Experiment) -> ClientSide:
-    """Return what a worker is told of an experiment."""
+    """Return the parts of an experiment that a worker gets."""
     return ClientSide(
         seed=experiment.seed,
         objective=experiment.method.objective,
@@ -287,7 +287,7 @@ def client_side(experiment: Experiment) -> ClientSide:
 
 
 def server_context(experiment: Experiment, seam: str) -> ServerContext:
-    """Return what the component of a seam may know when it makes its state."""
+    """Return the context from which the component of a seam makes its state."""
     world = experiment.world
     proxy, validation = experiment.server_tensors
     return ServerContext(

@@ -1,4 +1,4 @@
-"""What parameters that are null come to: the profile's values, which a configuration leaves open.
+"""Values of parameters that are null: the profile's, which a configuration leaves open.
 
 They stay null in ``config.yaml``: filled in, they would win over another profile in a configuration made from it.
 """
@@ -15,7 +15,7 @@ from fedsweep.world.devices import from_profile
 
 
 def implied(config: Config, world: World) -> dict[str, Any]:
-    """Dotted key -> value, for parameters of drift, availability and devices that are null.
+    """Return dotted key -> value, for parameters of drift, availability and devices that are null.
 
     Args:
         config: The configuration.
@@ -26,12 +26,12 @@ def implied(config: Config, world: World) -> dict[str, Any]:
 
 def _implied(config: Config, world: World) -> Iterator[tuple[str, Any]]:
     for key in ("scenario.drift", "scenario.availability", "scenario.devices"):
-        found = bound(config, key)
-        if found is None:
+        item = bound(config, key)
+        if item is None:
             continue
         if key == "scenario.devices":
-            values = from_profile(found.parameters, run_seed=config.seed)
+            values = from_profile(item.parameters, run_seed=config.seed)
         else:
             values = vars(world.drift if key == "scenario.drift" else world.availability)
-        open_ones = (name for name, value in found.parameters.items() if value is None and name in values)
+        open_ones = (name for name, value in item.parameters.items() if value is None and name in values)
         yield from ((f"{key}.{name}", values[name]) for name in open_ones)

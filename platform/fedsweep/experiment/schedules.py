@@ -26,7 +26,7 @@ class Constant:
     rate: float
 
     def __call__(self, round: int) -> float:
-        """The rate of a round, from 1."""
+        """Return the rate of a round, from 1."""
         return self.rate
 
 
@@ -56,7 +56,7 @@ class Cosine(Checked):
             )
 
     def __call__(self, round: int) -> float:
-        """The rate of a round, from 1."""
+        """Return the rate of a round, from 1."""
         return self.floor + 0.5 * (self.rate - self.floor) * (1 + math.cos(math.pi * (round - 1) / self.num_rounds))
 
 
@@ -74,7 +74,7 @@ class Exponential(Checked):
     decay: PositiveShare = 0.99
 
     def __call__(self, round: int) -> float:
-        """The rate of a round, from 1."""
+        """Return the rate of a round, from 1."""
         return float(self.rate * self.decay ** (round - 1))
 
 
@@ -94,7 +94,7 @@ class HalfCosineWithDrops:
     num_rounds: int
 
     def __call__(self, round: int) -> float:
-        """The rate of a round, from 1."""
+        """Return the rate of a round, from 1."""
         share = round / self.num_rounds
         rate = self.rate / 2 + self.rate / 4 * (1 + math.cos(math.pi * share))
         if share > 0.75:

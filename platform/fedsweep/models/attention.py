@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @final
 class SelfAttention(nn.Module):
-    """What each head makes of the tokens, before the heads are joined by an output projection.
+    """Self-attention, head by head, before the heads are joined by an output projection.
 
     The number of heads follows from the projections' rows, so that a part with fewer heads is the same module with
     smaller tensors. Scores are ``softmax(q k^T / sqrt(D))``, as written in the formula and not by torch's fused
@@ -35,7 +35,7 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(width, heads * head_width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The heads' outputs ``[B, H, T, D]`` of tokens ``[B, T, width]``."""
+        """Return the heads' outputs ``[B, H, T, D]`` of tokens ``[B, T, width]``."""
         query, key, value = (self._by_head(layer(tokens)) for layer in (self.query, self.key, self.value))
         scores = query @ key.transpose(2, 3) / math.sqrt(self.head_width)
         outputs: Tensor = scores.softmax(dim=-1) @ value
@@ -45,7 +45,7 @@ class SelfAttention(nn.Module):
         return projected.reshape(*projected.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def macs(self, outputs: Tensor) -> int:
-        """Multiply-accumulates of the scores and of the weighted sums, without the projections: ``2 H T T D``.
+        """Return multiply-accumulates of the scores and of the weighted sums, without the projections: ``2 H T T D``.
 
         Args:
             outputs: The heads' outputs ``[B, H, T, D]``.

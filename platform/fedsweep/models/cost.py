@@ -1,4 +1,4 @@
-"""What a forward pass and a training step cost, counted from the layers that run.
+"""Costs of a forward pass and a training step, counted from the layers that run.
 
 A multiply-accumulate (MAC) is one product and one sum; a convolution has Hout*Wout*Cout*Cin*k*k of them, a linear
 layer in*out per position, a recurrent layer each of its weights per position, self-attention's two products 2*H*T*T*D
@@ -40,7 +40,7 @@ BYTES_PER_VALUE = 4
 
 
 def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, count_batch_norm: bool = True) -> int:
-    """Multiply-accumulates of one forward pass of one sample.
+    """Count the multiply-accumulates of one forward pass of one sample.
 
     The model, its buffers and all random generators stay as they are. Runs one sample through a copy on the CPU;
     callers keep the result.
@@ -56,7 +56,7 @@ def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, 
 
 
 def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, tuple[int, int]]:
-    """Return what each layer's share of a forward pass is, by the name of its weight.
+    """Return each layer's share of a forward pass, by the name of its weight.
 
     A layer that is cut along its input or output channels costs in proportion to what is left of its weight, so the
     costs of sub-models follow from these without a forward pass of each. Self-attention's products stand under the
@@ -155,7 +155,7 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: object) -> int:
-    """Scores of queries [..., T, D] and keys [..., S, D], and the weighted sums of values [..., S, E]."""
+    """Return scores of queries [..., T, D] and keys [..., S, D], and the weighted sums of values [..., S, E]."""
     return prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
@@ -171,7 +171,7 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
 
 @contextlib.contextmanager
 def _layer_by_layer() -> Iterator[None]:
-    """Without torch's one operation for a whole layer of attention, of which nothing inside would be seen."""
+    """Switch off torch's one operation for a whole layer of attention, of which nothing inside would be seen."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -181,7 +181,7 @@ def _layer_by_layer() -> Iterator[None]:
 
 
 def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STEP) -> int:
-    """Floating-point operations of training.
+    """Count the floating-point operations of training.
 
     Args:
         macs: Multiply-accumulates of one sample's forward pass, without batch norm's.
@@ -194,7 +194,7 @@ def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STE
 
 
 def _outline(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode and float32, on the CPU."""
+    """Return a copy in evaluation mode and float32, on the CPU."""
     memo: dict[int, object] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(_placed(parameter), requires_grad=False)

@@ -33,7 +33,7 @@ class _Asked(nn.Module):
 
 
 def logits_with(model: nn.Module, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Logits [B, C] of a model under other values.
+    """Return logits [B, C] of a model under other values.
 
     Args:
         model: For its structure.
@@ -45,12 +45,12 @@ def logits_with(model: nn.Module, values: Mapping[str, Tensor], inputs: Tensor) 
 
 
 def features_with(model: nn.Module, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Return what the head reads [B, D], under other values; arguments as in :func:`logits_with`."""
+    """Return the head's inputs [B, D], under other values; arguments as in :func:`logits_with`."""
     return _ask(model, values, "features", inputs)
 
 
 def head_with(model: nn.Module, values: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    """Logits [B, C] of features [B, D], under other values; those of :func:`head_names` are enough."""
+    """Return logits [B, C] of features [B, D], under other values; those of :func:`head_names` are enough."""
     return _ask(model, values, "head", features)
 
 
@@ -62,20 +62,22 @@ def _ask(model: nn.Module, values: Mapping[str, Tensor], method: str, inputs: Te
 
 
 def head_names(model: nn.Module) -> frozenset[str]:
-    """Names of the params without influence on the features, and of the float buffers that lie with them alone.
+    """Return names of the params without influence on the features, and of the float buffers that lie with them alone.
 
-    Found once for each module, by a backward pass from the features of two samples of zeros; none where the network
+    Computed once for each module, by a backward pass from the features of two samples of zeros; none where the network
     does not say where its features are.
 
     Args:
         model: A network, full or a part of one, on any device; it stays as it is.
     """
     if model not in _HEADS:
-        _HEADS[model] = _found(cast(Network, model)) if getattr(model, "has_features", False) else frozenset()
+        _HEADS[model] = (
+            _unused_by_features(cast(Network, model)) if getattr(model, "has_features", False) else frozenset()
+        )
     return _HEADS[model]
 
 
-def _found(model: Network) -> frozenset[str]:
+def _unused_by_features(model: Network) -> frozenset[str]:
     values = {name: value.detach().clone() for name, value in chain(model.named_parameters(), model.named_buffers())}
     params = {name: values[name].requires_grad_() for name, _ in model.named_parameters()}
     place = next(iter(params.values()))

@@ -23,17 +23,17 @@ _KEY = "model.init_from"
 _HEADER_BYTES = 10 * 2**20
 
 
-def weights_file(given: str, *, key: str = _KEY) -> Path:
-    """The file that ``model.init_from`` means, absolute.
+def weights_file(source: str, *, key: str = _KEY) -> Path:
+    """Return the file that ``model.init_from`` means, absolute.
 
     Args:
-        given: A run's folder, or a file that ends in ``.safetensors``.
+        source: A run's folder, or a file that ends in ``.safetensors``.
         key: Where it was given, for messages.
 
     Raises:
         DataError: There is no such file.
     """
-    path = Path(given).expanduser().absolute()
+    path = Path(source).expanduser().absolute()
     file = path / MODEL if path.is_dir() else path
     if not os.path.lexists(file):
         what = "has no model (only a finished run leaves one)" if path.is_dir() else "is neither a folder nor a file"
@@ -44,7 +44,7 @@ def weights_file(given: str, *, key: str = _KEY) -> Path:
 
 
 def weights_sha256(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits.
+    """Return the SHA-256 of a file, in hexadecimal digits.
 
     Raises:
         DataError: It can't be read, or is no regular file.
@@ -57,7 +57,7 @@ def weights_sha256(file: Path) -> str:
 
 
 def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: str, key: str = _KEY) -> Tensor:
-    """The values of a file as a vector [num_values].
+    """Return the values of a file as a vector [num_values].
 
     Args:
         file: The file.
@@ -76,10 +76,10 @@ def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: s
         data = read_regular(file, max_bytes=8 * layout.num_values + _HEADER_BYTES, follow=True)
     except OSError as error:
         raise DataError(f"{key}: {file} cannot be read as values of model {model}: {error.strerror}") from error
-    found = hashlib.sha256(data).hexdigest()
-    if sha256 is not None and found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if sha256 is not None and digest != sha256:
         raise DataError(
-            f"{key}: {file} has the SHA-256 {found}, but the configuration was made with {sha256}; put the former file"
+            f"{key}: {file} has the SHA-256 {digest}, but the configuration was made with {sha256}; put the former file"
             " there, or remove model.init_sha256"
         )
     try:
@@ -90,7 +90,7 @@ def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: s
 
 
 def weights_vector(tensors: Mapping[str, Tensor], layout: FlatLayout, *, source: str, model: str) -> Tensor:
-    """A model's tensors from a file, checked, as a vector [num_values].
+    """Return a model's tensors from a file, checked, as a vector [num_values].
 
     Args:
         tensors: By name.
@@ -110,7 +110,7 @@ def weights_vector(tensors: Mapping[str, Tensor], layout: FlatLayout, *, source:
 
 
 def _difference(tensors: Mapping[str, Tensor], layout: FlatLayout) -> str:
-    """The first thing in which they differ from the model's; empty where they don't."""
+    """Return the first thing in which they differ from the model's; empty where they don't."""
     wanted = dict(zip(layout.names, layout.shapes, strict=True))
     for name, shape in wanted.items():
         if name not in tensors:

@@ -1,4 +1,4 @@
-"""What every network offers: a split into features and head, and its unit groups.
+"""Base of every network: a split into features and head, and its unit groups.
 
 Methods look inside a network at two places only: at the features that the head reads (contrastive and generator
 methods) and at the units that can be left out (sub-model methods). Both are part of the base, so that no method
@@ -58,25 +58,25 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def features(self, inputs: Tensor) -> Tensor:
-        """Return what the head reads, ``[B, D]``, of inputs ``[B, channels, height, width]``."""
+        """Return the head's inputs, ``[B, D]``, from images ``[B, channels, height, width]``."""
 
     @abstractmethod
     def head(self, features: Tensor) -> Tensor:
-        """Logits ``[B, C]`` of features ``[B, D]``."""
+        """Return logits ``[B, C]`` of features ``[B, D]``."""
 
     @abstractmethod
     def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """The groups of units that a sub-model may leave out, from the input on; empty where there are none.
+        """Return the groups of units that a sub-model may leave out, from the input on; empty where there are none.
 
         Sizes are those of this very module: in a sub-model they are the numbers of units kept.
         """
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[B, C]`` of inputs ``[B, channels, height, width]``."""
+        """Return logits ``[B, C]`` of inputs ``[B, channels, height, width]``."""
         return self.head(self.features(inputs))
 
     def arranged(self, inputs: Tensor) -> Tensor:
-        """The same inputs as they best lie in memory."""
+        """Return the same inputs as they best lie in memory."""
         return pixels_last(inputs) if self.pixels_last else inputs
 
 
@@ -108,7 +108,7 @@ class LinearHeadNetwork(Network, ABC):
 
     @abstractmethod
     def encode(self, inputs: Tensor) -> Tensor:
-        """Return what the projection reads, or the classifier where there is none: ``[B, width]``."""
+        """Return the inputs of the projection, or of the classifier where there is none: ``[B, width]``."""
 
     def features(self, inputs: Tensor) -> Tensor:
         encoded = self.encode(self.arranged(inputs))
@@ -120,7 +120,7 @@ class LinearHeadNetwork(Network, ABC):
         return "classifier" if self.projection is None else "projection.0"
 
     def projection_groups(self) -> tuple[UnitGroup, ...]:
-        """The projection's hidden neurons; its outputs are always whole."""
+        """Return the projection's hidden neurons; its outputs are always whole."""
         if self.projection is None:
             return ()
         group = unit_group(
@@ -176,13 +176,13 @@ def gains_by_pixels_last(network: nn.Module) -> bool:
 
 
 def _is_instance_norm(module: nn.Module) -> bool:
-    """It reads its maps channel by channel, and takes back what convolutions gain."""
+    """Return whether it reads its maps channel by channel, and takes back what convolutions gain."""
     in_groups = isinstance(module, nn.GroupNorm) and 1 < module.num_groups == module.num_channels
     return in_groups or isinstance(module, nn.InstanceNorm2d)
 
 
 def pixels_last(inputs: Tensor) -> Tensor:
-    """Images [B, C, H, W] with the same values and their channels innermost in memory.
+    """Return images [B, C, H, W] with the same values and their channels innermost in memory.
 
     They stay as they are on a GPU, in float64, which has no such kernels, and under ``torch.func``'s transforms, which
     do not know of it.

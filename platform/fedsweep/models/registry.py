@@ -67,7 +67,7 @@ def make_network(
     num_classes: int,
     stream: Stream,
 ) -> Network:
-    """A new network on the CPU, its initial values determined by the stream.
+    """Return a new network on the CPU, its initial values determined by the stream.
 
     Torch's global generator is seeded while the network is built, and put back afterwards. A callable of one's own
     must draw from it alone (torch's initialisers do): numpy's and Python's generators are not seeded.
@@ -100,15 +100,15 @@ def make_network(
 
 @contextmanager
 def _within_memory(name: str, options: Mapping[str, object]) -> Iterator[None]:
-    """A network that no memory holds is no bug."""
+    """Refuse a network that no memory holds: it is no bug."""
     try:
         yield
     except (RuntimeError, TypeError) as error:
         text = str(error).strip().partition("\n")[0]
-        if not lacks_memory(error) and not any(said in text for said in _TOO_LARGE):
+        if not lacks_memory(error) and not any(phrase in text for phrase in _TOO_LARGE):
             raise
-        given = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
-        raise ConfigError(f"the model {name} ({given}) is too large to be made: {text}") from error
+        listing = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
+        raise ConfigError(f"the model {name} ({listing}) is too large to be made: {text}") from error
 
 
 @contextmanager

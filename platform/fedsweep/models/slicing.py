@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def ordered_width(size: int, width: float) -> int:
-    """Return how many of ``size`` units the ordered width ``width`` keeps: max(1, ceil(width * size)), guarded.
+    """Return the number of ``size`` units at the ordered width ``width``: max(1, ceil(width * size)), guarded.
 
     Without the guard of 1e-9, 0.55 of 100 units would round up to 56.
 
@@ -45,7 +45,7 @@ def ordered_width(size: int, width: float) -> int:
 
 
 def ordered_kept(groups: Sequence[UnitGroup], width: float) -> dict[str, range]:
-    """The first units of each group at an ordered width: group name -> indices, ascending.
+    """Return the first units of each group at an ordered width: group name -> indices, ascending.
 
     Args:
         groups: The groups to cut.
@@ -55,7 +55,7 @@ def ordered_kept(groups: Sequence[UnitGroup], width: float) -> dict[str, range]:
 
 
 def kept_index(groups: Sequence[UnitGroup], kept: Kept) -> KeptIndex:
-    """Return what to keep of each parameter and buffer when some units are kept.
+    """Return the entries of each parameter and buffer that stay when some units are kept.
 
     Args:
         groups: All groups of the network.
@@ -78,12 +78,12 @@ def kept_index(groups: Sequence[UnitGroup], kept: Kept) -> KeptIndex:
 
 
 def _entries(units: Tensor, block: int) -> Tensor:
-    """Which entries belong to the units, where each has ``block`` in a row."""
+    """Return the entries that belong to the units, where each has ``block`` in a row."""
     return units if block == 1 else (units[:, None] * block + torch.arange(block)).flatten()
 
 
 def _sliced(tensor: Tensor, parts: tuple[tuple[int, Tensor], ...]) -> Tensor:
-    """The kept part of a tensor, in new memory; all of it where nothing is cut."""
+    """Return the kept part of a tensor, in new memory; all of it where nothing is cut."""
     if not parts:
         return tensor.detach().clone()
     cut = tensor.detach()
@@ -93,7 +93,7 @@ def _sliced(tensor: Tensor, parts: tuple[tuple[int, Tensor], ...]) -> Tensor:
 
 
 def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Tensor] | None = None) -> Network:
-    """A smaller copy of a network: the same architecture with the kept units alone, in new memory.
+    """Return a smaller copy of a network: the same architecture with the kept units alone, in new memory.
 
     Its parameters and buffers have the names of the full model's and the shapes and values of their slices, so what
     it learns is put back by :class:`~fedsweep.models.unit_submodel.UnitSubModel`. A norm over all channels
@@ -144,7 +144,7 @@ def _match_sizes(module: nn.Module) -> None:
 
 
 def _scaled(factors: Tensor, is_last: bool, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-    """A forward hook that multiplies each unit's output by its factor, in training only."""
+    """Return a forward hook that multiplies each unit's output by its factor, in training only."""
     if not module.training:
         return None
     trailing = 0 if is_last else output.dim() - 2

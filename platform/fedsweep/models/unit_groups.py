@@ -57,7 +57,7 @@ def unit_group(
     kind: UnitKind | None = None,
     rows: int = 1,
 ) -> UnitGroup:
-    """The group of the units that some layers make; sizes are read from the layers' tensors.
+    """Return the group of the units that some layers make; sizes are read from the layers' tensors.
 
     Args:
         model: The network; all names are its submodules'.

@@ -53,7 +53,7 @@ class UnitSubModel(SubModel):
     scales_in: MultiplierIn = "activation"
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields alone: what is kept for speed does not travel."""
+        """Return the fields alone: what is kept for speed does not travel."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def key(self) -> str:
@@ -67,11 +67,11 @@ class UnitSubModel(SubModel):
         return f"units {[(name, len(units)) for name, units in self.kept]} {self.scales} {self.scales_in}"
 
     def layout(self, full: FlatLayout) -> FlatLayout:
-        known = vars(self).get("_layout")
-        if known is None or (known[0] is not full and known[0] != full):
-            known = (full, self._make_layout(full))
-            object.__setattr__(self, "_layout", known)
-        return cast(FlatLayout, known[1])
+        entry = vars(self).get("_layout")
+        if entry is None or (entry[0] is not full and entry[0] != full):
+            entry = (full, self._make_layout(full))
+            object.__setattr__(self, "_layout", entry)
+        return cast(FlatLayout, entry[1])
 
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
         index, _ = self._index_and_cover(full)
@@ -86,7 +86,7 @@ class UnitSubModel(SubModel):
         return build_submodel_module(cast(Network, model), dict(self.kept), scales=self._factors())
 
     def _factors(self) -> dict[str, Tensor]:
-        """Group -> factor of each kept unit, in float64."""
+        """Return group -> factor of each kept unit, in float64."""
         units_of, sizes = dict(self.kept), {group.name: group.size for group in self.groups}
         return {
             name: torch.tensor(values, dtype=torch.float64).expand(len(units_of.get(name, ())) or sizes[name])
@@ -116,7 +116,7 @@ class UnitSubModel(SubModel):
         return scale.to(full.dtype)
 
     def index_bytes(self) -> int:
-        """A bit per unit of each cut group (none where the first units are kept), and a value per factor."""
+        """Count a bit per unit of each cut group (none where the first units are kept), and a value per factor."""
         sizes = {group.name: group.size for group in self.groups}
         bits = sum(-(-sizes[name] // 8) for name, units in self.kept if units != tuple(range(len(units))))
         return bits + BYTES_PER_VALUE * sum(len(values) for _, values in self.scales)
@@ -139,13 +139,13 @@ class UnitSubModel(SubModel):
         return replace(full, shapes=tuple(shapes), num_params=sizes[0], num_buffers=sizes[1], num_riders=sizes[2])
 
     def _index_and_cover(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
-        """Where the part's values lie in the full vector [V of the part], and which those are (bool [V])."""
-        known = vars(self).get("_index")
-        if known is None or (known[0] is not full and known[0] != full):
-            known = (full, self._make_index(full))
+        """Return the part's places in the full vector [V of the part], and the same as a mask (bool [V])."""
+        entry = vars(self).get("_index")
+        if entry is None or (entry[0] is not full and entry[0] != full):
+            entry = (full, self._make_index(full))
             if full.num_values <= _CACHE_VALUES:
-                object.__setattr__(self, "_index", known)
-        return cast(tuple[Tensor, Tensor], known[1])
+                object.__setattr__(self, "_index", entry)
+        return cast(tuple[Tensor, Tensor], entry[1])
 
     def _make_index(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
         cuts, own = self._cuts(), self.layout(full)
@@ -171,7 +171,7 @@ def unit_submodel(
     scales: Mapping[str, Sequence[float]] | None = None,
     scales_in: MultiplierIn = "activation",
 ) -> SubModel:
-    """The sub-model with these units; the full model where nothing is left out and all factors are 1.
+    """Return the sub-model with these units; the full model where nothing is left out and all factors are 1.
 
     Args:
         groups: The network's unit groups.
@@ -196,10 +196,10 @@ def unit_submodel(
         wanted = len(units_of[name]) if name in units_of else sizes.get(name, -1)
         if len(values) != wanted:
             raise InvariantError(f"unit group {name!r} needs {wanted} factors, but got {len(values)}")
-        given = tuple(float(value) for value in values)
-        same = set(given)
+        numbers = tuple(float(value) for value in values)
+        same = set(numbers)
         if same != {1.0}:
-            factors[name] = given[:1] if len(same) == 1 else given
+            factors[name] = numbers[:1] if len(same) == 1 else numbers
     cut = tuple((g.name, units_of[g.name]) for g in groups if len(units_of.get(g.name, ())) not in (0, g.size))
     if not cut and not factors:
         return FULL_MODEL

@@ -43,7 +43,7 @@ class UserNetwork(Network):
         return self._feature_width
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return what the module's head reads ``[B, D]``, or the logits where it does not say."""
+        """Return the inputs of the module's head ``[B, D]``, or the logits where it does not tell them."""
         ask = self.module.features if self.has_features else self.module
         answer: Tensor = ask(self.arranged(inputs))
         return answer
@@ -53,7 +53,7 @@ class UserNetwork(Network):
         return logits
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """The module's own groups, with the names that they have here; empty where it has none."""
+        """Return the module's own groups, with the names that they have here; empty where it has none."""
         if not callable(getattr(self.module, "unit_groups", None)):
             return ()
         return tuple(
@@ -68,7 +68,7 @@ class UserNetwork(Network):
 
 
 def adopt(module: object, *, name: str, input_shape: InputShape, num_classes: int) -> Network:
-    """A user's module as a network, after a trial run on two samples of zeros.
+    """Return a user's module as a network, after a trial run on two samples of zeros.
 
     Args:
         module: What the user's callable returned.

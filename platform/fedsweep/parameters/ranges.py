@@ -150,7 +150,7 @@ def _holds(rule: Any, value: Any) -> bool:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, object]]:
-    """Annotation and default of each field that a constructor sets."""
+    """Return annotation and default of each field that a constructor sets."""
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError:  # a plug-in's import for type checking alone: the binder says so where a configuration is read

@@ -96,7 +96,7 @@ def _once(ask: _Builder) -> _Builder:
 
 @_once
 def signature_of(builder: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """A builder's parameters by name, in their order, with annotations as types.
+    """Return a builder's parameters by name, in their order, with annotations as types.
 
     Args:
         builder: A function or class; where it takes the parameters of components, theirs follow its own.
@@ -122,7 +122,7 @@ def signature_of(builder: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def docs_of(builder: Callable[..., Any]) -> dict[str, str]:
-    """Texts on a builder's parameters, from docstrings in Google's style: its own, and its components'."""
+    """Return texts on a builder's parameters, from docstrings in Google's style: its own, and its components'."""
     parts: Parts | None = getattr(builder, "parts", None)
     theirs = [docs_of(kind) for kind in parts.kinds] if isinstance(parts, Parts) else []
     return {name: text for texts in theirs for name, text in texts.items()} | _documented(inspect.getdoc(builder) or "")
@@ -140,7 +140,7 @@ def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _documented(docstring: str) -> dict[str, str]:
-    """Parameter -> text, from the sections Args and Attributes of a docstring in Google's style."""
+    """Return parameter -> text, from the sections Args and Attributes of a docstring in Google's style."""
     texts: dict[str, list[str]] = {}
     inside, current = False, ""
     for line in docstring.splitlines():

@@ -25,7 +25,7 @@ SMALLEST_DECAY = 0.5
 
 
 def capabilities(num_clients: int) -> NDArray[np.float64]:
-    """Each client's capability [N]: 1.0, 0.9, 0.8 (fast, medium, slow) by id mod 3.
+    """Return each client's capability [N]: 1.0, 0.9, 0.8 (fast, medium, slow) by id mod 3.
 
     They are the speed weights s_i of FedStg's aggregation as well.
 
@@ -40,7 +40,7 @@ Performance = Literal["shifted", "mean", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Availability(Checked, ABC):
-    """Who is there."""
+    """Presence of clients in a round."""
 
     section: ClassVar[str] = "scenario.availability"
 
@@ -48,7 +48,7 @@ class Availability(Checked, ABC):
     def probability(
         self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
     ) -> NDArray[np.float64]:
-        """Each client's chance to be there [N], 0..1.
+        """Return each client's chance to be there [N], 0..1.
 
         Args:
             round: From 1.
@@ -64,7 +64,7 @@ class Availability(Checked, ABC):
         history: Mapping[int, Sequence[float]],
         stream_for: Callable[[int], Stream],
     ) -> tuple[int, ...]:
-        """The clients that are there, ascending: client i is absent iff u_i > its probability, u_i ~ U(0, 1).
+        """Return the clients that are there, ascending: client i is absent iff u_i > its probability, u_i ~ U(0, 1).
 
         Args:
             round: From 1.
@@ -135,7 +135,7 @@ class CapabilityAvailability(Availability):
         return np.asarray(np.clip(product, self.floor, self.ceiling))
 
     def decay_factor(self, round: int) -> float:
-        """decay(R), in [0.5, 1]."""
+        """Return decay(R), in [0.5, 1]."""
         if self.decay == "exponential":
             factor = math.exp2(-round / self.num_rounds)
         elif self.decay == "linear":
@@ -165,7 +165,7 @@ class ReplayAvailability(Availability):
     def probability(
         self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
     ) -> NDArray[np.float64]:
-        """1 for who was there, 0 for the others."""
+        """Return 1 for the clients that were there, 0 for the others."""
         chances = np.zeros(self.trace.num_clients)
         chances[list(self.trace.present[round - 1])] = 1.0
         return chances

@@ -32,11 +32,11 @@ SLACK = 1e-9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BudgetPlan(ABC):
-    """Who affords what, for a whole run."""
+    """Clients' budgets for a whole run."""
 
     @abstractmethod
     def client_budgets(self, cost_high: float, cost_low: float) -> NDArray[np.float64]:
-        """tau_m: each client's budget per round [N], in values; infinite where there is no limit.
+        """Return tau_m: each client's budget per round [N], in values; infinite where there is no limit.
 
         Args:
             cost_high: kappa of a client that synchronises at the high rate.
@@ -44,7 +44,7 @@ class BudgetPlan(ABC):
         """
 
     def max_high(self, cohort_size: int, *, cost_high: float, cost_low: float) -> int:
-        """H: the largest number of high-rate clients that the server admits in a cohort of this size, 0..cohort_size.
+        """Return H: the largest number of high-rate clients in a cohort of this size, 0..cohort_size.
 
         All, where the server has no limit.
 
@@ -54,7 +54,7 @@ class BudgetPlan(ABC):
         return cohort_size
 
     def eligible(self, cohort: Sequence[int], cost_high: float) -> NDArray[np.bool_]:
-        """Whether each client of the cohort affords the high rate [M], in the cohort's order: tau_m >= kappa_high."""
+        """Return whether each client affords the high rate [M], in the cohort's order: tau_m >= kappa_high."""
         # The low cost only fills the budgets of clients that cannot afford more, so any smaller number serves.
         budgets = self.client_budgets(cost_high, -math.inf)
         return np.asarray(budgets[np.asarray(cohort, dtype=np.int64)] >= cost_high)
@@ -148,7 +148,7 @@ class SharedBudgets(BudgetPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Checked, ABC):
-    """How a scenario hands out budgets."""
+    """A scenario's way to hand out budgets."""
 
     section: ClassVar[str] = "scenario.budgets"
 
@@ -299,13 +299,13 @@ def _check_per_client(name: str, values: object, *, default: float | None = None
         check_value(f"{name}[{client}]", value, NotNegative, default=default)
 
 
-def _per_client(name: str, given: str | tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:
-    if isinstance(given, tuple) and len(given) != num_clients:
+def _per_client(name: str, amounts: str | tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:
+    if isinstance(amounts, tuple) and len(amounts) != num_clients:
         raise ConfigError(
-            f"`{name}` must have one number per client, but it has {len(given)} and scenario.clients={num_clients}; "
+            f"`{name}` must have one number per client, but it has {len(amounts)} and scenario.clients={num_clients}; "
             "change one of the two, or give one number for all"
         )
-    return _frozen(np.broadcast_to(np.asarray(given, dtype=np.float64), (num_clients,)).copy())
+    return _frozen(np.broadcast_to(np.asarray(amounts, dtype=np.float64), (num_clients,)).copy())
 
 
 def _frozen(array: Array) -> Array:

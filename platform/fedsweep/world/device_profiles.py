@@ -25,7 +25,7 @@ class LogNormalRate:
     log_sd: float
 
     def draw(self, source: Stream, count: int) -> list[float]:
-        """Rates of the first ``count`` clients; a client's rate does not depend on ``count``."""
+        """Return rates of the first ``count`` clients; a client's rate does not depend on ``count``."""
         return [self.typical * math.exp(self.log_sd * z) for z in source.numpy().standard_normal(count).tolist()]
 
 
@@ -42,7 +42,7 @@ class UniformRate:
         return (self.low + self.high) / 2
 
     def draw(self, source: Stream, count: int) -> list[float]:
-        """As :meth:`LogNormalRate.draw`."""
+        """Draw as :meth:`LogNormalRate.draw` does."""
         return [self.low + (self.high - self.low) * u for u in source.numpy().random(count).tolist()]
 
 
@@ -67,7 +67,7 @@ class FleetRow:
     speed_sigma: float | None = SPEED_SIGMA
 
     def tier(self, u: float) -> float:
-        """FLOP/s of the tier in which the share ``u`` in [0, 1] falls; 0.5 is the median device's."""
+        """Return FLOP/s of the tier in which the share ``u`` in [0, 1] falls; 0.5 is the median device's."""
         reached = 0.0
         for flops_per_s, share in self.tiers:
             reached += share

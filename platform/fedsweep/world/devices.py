@@ -101,13 +101,13 @@ class DeviceFleet:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The fleet as a JSON document that :meth:`from_json` reads back to the same bits."""
+        """Return the fleet as a JSON document that :meth:`from_json` reads back to the same bits."""
         document = {"format": FLEET_FORMAT, "version": 1, "sha256": self.sha256, "devices": _records(self)}
         return json.dumps(document, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the device file") -> DeviceFleet:
-        """The fleet of a JSON document.
+        """Return the fleet of a JSON document.
 
         Args:
             text: What :meth:`to_json` gave. A document written by hand has null as its ``sha256``.
@@ -215,23 +215,23 @@ def build_devices(
         )
     else:
         fleet = _fleet_of_file(file, num_clients)
-    given = {"drop_probability": drop_probability, "jitter": jitter, "compute_jitter": compute_jitter}
-    noise = {key: value for key, value in given.items() if value is not None}
+    overrides = {"drop_probability": drop_probability, "jitter": jitter, "compute_jitter": compute_jitter}
+    noise = {key: value for key, value in overrides.items() if value is not None}
     if bandwidth_factor != 1.0 or noise:
         fleet = DeviceFleet(devices=tuple(_changed(device, bandwidth_factor, noise) for device in fleet.devices))
     return fleet if slow_share == 0.0 else _with_slow_ones(fleet, slow_share, slow_factor)
 
 
-def from_profile(given: Mapping[str, Any], *, run_seed: int) -> dict[str, object]:
-    """Return what parameters of :func:`build_devices` come to that are null; none with a file, which has its own.
+def from_profile(parameters: Mapping[str, Any], *, run_seed: int) -> dict[str, object]:
+    """Return the profile's values for null parameters of :func:`build_devices`; none with a file, which has its own.
 
     Args:
-        given: The parameters.
+        parameters: The parameters.
         run_seed: The run's seed.
     """
-    if given["file"] is not None:
+    if parameters["file"] is not None:
         return {}
-    name = given["profile"] or _USUAL_PROFILE
+    name = parameters["profile"] or _USUAL_PROFILE
     noise = {"drop_probability": 0.0, "jitter": 0.0, "compute_jitter": 0.0}
     if name == "homogeneous":
         return {"profile": name, "of": _USUAL_PROFILE, **noise}
@@ -240,7 +240,7 @@ def from_profile(given: Mapping[str, Any], *, run_seed: int) -> dict[str, object
 
 
 def client_time(device: DeviceProfile, *, steps: int, flops: float, bits_down: float, bits_up: float) -> ClientTime:
-    """The expected time of a client's work, without jitter: what methods plan with.
+    """Return the expected time of a client's work, without jitter: what methods plan with.
 
     T_k = lat_dn + D_k / b_dn + C_k + lat_up + U_k / b_up,  C_k = steps x overhead + FLOPs / F.
 
@@ -262,7 +262,7 @@ def client_time(device: DeviceProfile, *, steps: int, flops: float, bits_down: f
 
 
 def jittered(device: DeviceProfile, *, seed: int, round: int, client: int) -> DeviceProfile:
-    """The device as it is in one round: each rate times max(0.1, Normal(1, cv)).
+    """Return the device as it is in one round: each rate times max(0.1, Normal(1, cv)).
 
     Computing jitter scales the time of a local step as a whole, its overhead included. Latencies stay.
 
@@ -297,19 +297,19 @@ def fails(device: DeviceProfile, *, seed: int, round: int, client: int) -> bool:
     return stream(seed, "failure", round, client).seed(64) < device.drop_probability * 2.0**64
 
 
-def _drawn_fleet(given: Mapping[str, Any], num_clients: int, seed: int) -> DeviceFleet:
-    name = check_choice("device profile", given.get("profile", _USUAL_PROFILE), PROFILE_NAMES)
-    if "of" in given and name != "homogeneous":
+def _drawn_fleet(parameters: Mapping[str, Any], num_clients: int, seed: int) -> DeviceFleet:
+    name = check_choice("device profile", parameters.get("profile", _USUAL_PROFILE), PROFILE_NAMES)
+    if "of" in parameters and name != "homogeneous":
         raise ConfigError(f"`of` goes with profile homogeneous, but got profile={name!r}; remove `of`")
     alike = name == "homogeneous"
-    row_name = check_choice("device profile", given.get("of", _USUAL_PROFILE), FLEET_ROWS) if alike else name
+    row_name = check_choice("device profile", parameters.get("of", _USUAL_PROFILE), FLEET_ROWS) if alike else name
     row = FLEET_ROWS[row_name]
-    if "compute_sigma" in given and (alike or row.speed_sigma is None):
+    if "compute_sigma" in parameters and (alike or row.speed_sigma is None):
         raise ConfigError(
             f"`compute_sigma` needs a profile with a speed factor, but got profile={name!r}; remove `compute_sigma`"
         )
-    sigma = given.get("compute_sigma", row.speed_sigma or 0.0)
-    source = stream(given.get("seed", seed), "devices")
+    sigma = parameters.get("compute_sigma", row.speed_sigma or 0.0)
+    source = stream(parameters.get("seed", seed), "devices")
     if alike:
         typical = _device_of(row, speed=1.0, share=0.5, down=row.down.typical, up=row.up.typical)
         return DeviceFleet(devices=(typical,) * num_clients)

@@ -27,7 +27,7 @@ WEIGHT_LIFT = 1.1  # w = (cos + 1.1)^2 lies between 0.01 and 4.41: rare classes 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift(Checked, ABC):
-    """How the classes of the clients change over the rounds.
+    """Change of the clients' classes over the rounds.
 
     Attributes:
         pool: What the class set filters: ``partition``, the client's own samples, or ``all``, the whole training set.
@@ -39,7 +39,7 @@ class Drift(Checked, ABC):
 
     @abstractmethod
     def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
-        """The classes of a client in a round: distinct, ascending.
+        """Return the classes of a client in a round: distinct, ascending.
 
         Args:
             client: From 0.
@@ -86,7 +86,7 @@ class CosineRotation(Drift):
             )
 
     def class_probabilities(self, client: int, round: int) -> NDArray[np.float64]:
-        """The chance of each class to be drawn first [C], sums to 1."""
+        """Return the chance of each class to be drawn first [C], sums to 1."""
         turned = self._drawn_round(round) / self.num_rounds * self.rotation_speed
         phase = 2 * math.pi * turned + self.client_offset * client
         # The scalar cosine gives the same bits on every machine; a vectorised one need not.
@@ -123,7 +123,7 @@ class ReplayDrift(Drift):
 
 
 def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> dict[int, tuple[int, ...]]:
-    """All clients' class sets of a round, as a run with this seed draws them.
+    """Return all clients' class sets of a round, as a run with this seed draws them.
 
     Args:
         drift: The drift.

@@ -22,7 +22,7 @@ Images = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSkew(Checked, ABC):
-    """How a client's pictures differ from the others'.
+    """Difference of a client's pictures from the others'.
 
     Attributes:
         source: Who proposed it; for listings.
@@ -34,7 +34,7 @@ class FeatureSkew(Checked, ABC):
 
     @abstractmethod
     def of_client(self, images: Images, client: int, num_clients: int, *, scale: float, stream: Stream) -> Images:
-        """Return what a client holds instead.
+        """Return a client's images under the skew.
 
         Args:
             images: ``[n, C, H, W]``, uint8 or float32; not changed.
@@ -51,7 +51,7 @@ class FeatureSkew(Checked, ABC):
         """
 
     def apply(self, images: Images, indices: Sequence[NDArray[np.int64]], *, scale: float, stream: Stream) -> Images:
-        """The training images ``[S, C, H, W]`` with those of each client replaced.
+        """Return the training images ``[S, C, H, W]`` with those of each client replaced.
 
         Args:
             images: ``[S, C, H, W]``; not changed.
@@ -60,9 +60,9 @@ class FeatureSkew(Checked, ABC):
             stream: Each client draws from a child of it.
         """
         changed = images.copy()
-        for client, held in enumerate(indices):
+        for client, rows in enumerate(indices):
             draws = stream.child(client)
-            changed[held] = self.of_client(images[held], client, len(indices), scale=scale, stream=draws)
+            changed[rows] = self.of_client(images[rows], client, len(indices), scale=scale, stream=draws)
         return changed
 
 
@@ -85,8 +85,8 @@ class Noise(FeatureSkew):
         noisy = images + deviation * stream.numpy().standard_normal(images.shape, dtype=np.float32)
         if images.dtype == np.uint8:
             noisy = np.clip(np.rint(noisy), 0, min(scale, 255))
-        found: Images = noisy.astype(images.dtype)
-        return found
+        result: Images = noisy.astype(images.dtype)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)

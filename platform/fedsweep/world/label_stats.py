@@ -16,7 +16,7 @@ from fedsweep.streams import Stream
 
 
 def label_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], num_classes: int) -> NDArray[np.int64]:
-    """Return how many samples of each class each client holds: ``[N, C]`` int64 for N clients and C classes.
+    """Count the samples of each class that each client holds: ``[N, C]`` int64 for N clients and C classes.
 
     Args:
         labels: ``[S]``, each in ``0 .. num_classes - 1``.
@@ -32,7 +32,7 @@ def label_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], 
 
 
 def population(counts: ArrayLike) -> NDArray[np.float64]:
-    """The class shares of all clients together, ``[C]``, from their counts ``[N, C]``; they sum to 1.
+    """Return the class shares of all clients together, ``[C]``, from their counts ``[N, C]``; they sum to 1.
 
     Source: DynamicFL's p_Y; FedDHAD's P_m.
     """
@@ -40,7 +40,7 @@ def population(counts: ArrayLike) -> NDArray[np.float64]:
 
 
 def kl_divergence(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
-    """Kullback-Leibler divergence ``sum_y p(y) ln(p(y) / q(y))`` over the last axis, in nats.
+    """Compute the Kullback-Leibler divergence ``sum_y p(y) ln(p(y) / q(y))`` over the last axis, in nats.
 
     Args:
         p: Shares or counts, ``[..., C]``.
@@ -64,7 +64,7 @@ def kl_divergence(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
 
 
 def js_divergence(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
-    """Jensen-Shannon divergence over the last axis, in nats: the mean KL divergence to the two's average.
+    """Compute the Jensen-Shannon divergence over the last axis, in nats: the mean KL divergence to the two's average.
 
     Args:
         p: Shares or counts, ``[..., C]``.
@@ -103,10 +103,10 @@ def test_shares(test_labels: np.ndarray, label_counts_NC: np.ndarray, draws: Str
     for label in range(num_classes):
         members = generator.permutation(np.flatnonzero(test_labels == label))
         order = generator.permutation(num_clients)  # or rounding would favour the same clients in every class
-        held = np.cumsum(label_counts_NC[order, label], dtype=np.int64)
-        if not held[-1]:
+        cumulative = np.cumsum(label_counts_NC[order, label], dtype=np.int64)
+        if not cumulative[-1]:
             continue
-        ends = (2 * held * len(members) + held[-1]) // (2 * held[-1])  # in whole numbers, halves up
+        ends = (2 * cumulative * len(members) + cumulative[-1]) // (2 * cumulative[-1])  # in whole numbers, halves up
         for client, own in zip(order.tolist(), np.split(members, ends[:-1]), strict=True):
             dealt[client].append(own)
     return tuple(np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64) for parts in dealt)

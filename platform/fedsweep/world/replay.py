@@ -42,7 +42,7 @@ class ScenarioTrace:
         return len(self.present)
 
     def with_round(self, present: Sequence[int], class_sets: Mapping[int, Sequence[int]]) -> ScenarioTrace:
-        """The trace with one more round at its end.
+        """Return the trace with one more round at its end.
 
         Args:
             present: Clients that were there.
@@ -61,11 +61,11 @@ class ScenarioTrace:
         return replace(self, present=(*self.present, there), class_sets=(*self.class_sets, sets))
 
     def classes_of(self, client: int, round: int) -> tuple[int, ...]:
-        """A client's classes in a recorded round (from 1); all where none are recorded."""
+        """Return a client's classes in a recorded round (from 1); all where none are recorded."""
         return self.class_sets[round - 1].get(client, tuple(range(self.num_classes)))
 
     def to_json(self) -> str:
-        """The trace as a JSON document, one line per round."""
+        """Return the trace as a JSON document, one line per round."""
         lines = [
             json.dumps({"present": there, "classes": {str(client): sets[client] for client in sorted(sets)}})
             for there, sets in zip(self.present, self.class_sets, strict=True)
@@ -80,7 +80,7 @@ class ScenarioTrace:
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the scenario file") -> ScenarioTrace:
-        """The trace of a JSON document.
+        """Return the trace of a JSON document.
 
         Args:
             text: What :meth:`to_json` gave.
@@ -133,13 +133,13 @@ def load_trace(
             f"`{where}` must hold at least training.rounds={num_rounds} rounds, but {path} holds {trace.num_rounds}; "
             "lower training.rounds or record more rounds"
         )
-    for word, wanted, found in (
+    for word, wanted, actual in (
         ("classes", num_classes, trace.num_classes),
         ("clients", num_clients, trace.num_clients),
     ):
-        if wanted is not None and wanted != found:
+        if wanted is not None and wanted != actual:
             raise ConfigError(
-                f"`{where}` must be recorded with as many {word} as the scenario has, {wanted}, but {path} has {found}"
+                f"`{where}` must be recorded with as many {word} as the scenario has, {wanted}, but {path} has {actual}"
                 "; take another file or change the scenario"
             )
     return trace
@@ -154,12 +154,12 @@ def _round_of(entry: object, source: str) -> tuple[Sequence[int], Mapping[int, S
         raise DataError(f"{source} must name clients by number ({error}); write the file anew") from error
 
 
-def _ids(given: object, limit: int, what: str, *, empty: bool = True) -> tuple[int, ...]:
-    if not isinstance(given, list | tuple):
-        raise DataError(f"{what} must be a list of numbers, but got {given!r}; write it anew")
-    for one in given:
+def _ids(values: object, limit: int, what: str, *, empty: bool = True) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple):
+        raise DataError(f"{what} must be a list of numbers, but got {values!r}; write it anew")
+    for one in values:
         check_value(what, one, Annotated[int, Ge(0), Lt(limit)], error=DataError)
-    ids = sorted(map(int, given))
+    ids = sorted(map(int, values))
     if len(set(ids)) != len(ids) or not (ids or empty):
-        raise DataError(f"{what} must name each number at most once and must not be empty, but got {given!r}")
+        raise DataError(f"{what} must name each number at most once and must not be empty, but got {values!r}")
     return tuple(ids)

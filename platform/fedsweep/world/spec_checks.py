@@ -13,19 +13,19 @@ from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, DataError, unknown_name
 
 
-def check_choice(name: str, value: object, known: Collection[str]) -> str:
-    """The value, once it is known to be one of the names allowed.
+def check_choice(name: str, value: object, choices: Collection[str]) -> str:
+    """Return the value, checked to be one of the choices.
 
     Raises:
         ConfigError: It is not; the message names the nearest one.
     """
-    if not isinstance(value, str) or value not in known:
-        raise ConfigError(unknown_name(name, str(value), known))
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(unknown_name(name, str(value), choices))
     return value
 
 
 def read_text(where: str, path: object) -> str:
-    """The text of a file that a configuration names.
+    """Return the text of a file that a configuration names.
 
     Raises:
         ConfigError: The path is no string, or no file can be read there.
@@ -50,7 +50,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def parse_document(text: str, *, source: str, format: str, keys: Collection[str]) -> dict[str, object]:
-    """A JSON object of a known format, version 1.
+    """Return a JSON object of a known format, version 1.
 
     Args:
         text: The document.

@@ -18,7 +18,7 @@ from fedsweep.parameters.ranges import AtLeastOne, Checked, CountOrZero, Positiv
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRun:
-    """What a selected client would do if nobody cut it short.
+    """A selected client's round as it would be if nobody cut it short.
 
     Attributes:
         client: Its id.
@@ -37,7 +37,7 @@ class ClientRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
-    """How a round ended.
+    """End of a round.
 
     Attributes:
         duration_s: From the round's start to its end, without the server's own time.
@@ -64,7 +64,7 @@ class StragglerPolicy(Checked, ABC):
 
     @property
     def judges_rounds(self) -> bool:
-        """Whether it compares whole rounds of clients, one message down and one up, with each other or a deadline.
+        """Return whether it compares clients' whole rounds, one message down and one up, with each other or a deadline.
 
         Such a policy does not go with rounds of several sync points.
         """
@@ -80,7 +80,7 @@ class StragglerPolicy(Checked, ABC):
         """
 
     def num_selected(self, wanted: int) -> int:
-        """Clients to select where ``wanted`` updates are wanted: ceil(over_selection x wanted)."""
+        """Return the number of clients to select for ``wanted`` updates: ceil(over_selection x wanted)."""
         # The slack keeps 1.3 x 10 at 13 where the product is a hair above.
         return math.ceil(self.over_selection * wanted - 1e-9)
 
@@ -134,8 +134,8 @@ class OverSelect(StragglerPolicy):
     over_selection: AtLeastOne = 1.3
 
     def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
-        kept = _alive(runs)[:wanted]
-        return _outcome(max((run.duration_s for run in kept or runs), default=0.0), kept)
+        survivors = _alive(runs)[:wanted]
+        return _outcome(max((run.duration_s for run in survivors or runs), default=0.0), survivors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,13 +175,13 @@ class PartialWork(StragglerPolicy):
 
     def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
         done = [(run, self._epochs(run)) for run in _alive(runs)]
-        kept = sorted(((run, epochs) for run, epochs in done if epochs), key=lambda pair: pair[0].client)
-        ends = [run.duration_s - run.compute_s * (1 - epochs / run.epochs) for run, epochs in kept]
-        missing = len(kept) < len(runs)
+        survivors = sorted(((run, epochs) for run, epochs in done if epochs), key=lambda pair: pair[0].client)
+        ends = [run.duration_s - run.compute_s * (1 - epochs / run.epochs) for run, epochs in survivors]
+        missing = len(survivors) < len(runs)
         return RoundOutcome(
             duration_s=self.deadline_s if missing else min(max(ends, default=0.0), self.deadline_s),
-            survivors=tuple(run.client for run, _ in kept),
-            epochs=tuple(epochs for _, epochs in kept),
+            survivors=tuple(run.client for run, _ in survivors),
+            epochs=tuple(epochs for _, epochs in survivors),
         )
 
     def _epochs(self, run: ClientRun) -> float:
@@ -209,13 +209,13 @@ def _alive(runs: Sequence[ClientRun]) -> list[ClientRun]:
 def _close_at(runs: Sequence[ClientRun], *, deadline_s: float, min_updates: int) -> RoundOutcome:
     alive = _alive(runs)
     in_time = sum(run.duration_s <= deadline_s for run in alive)
-    kept = alive[: max(in_time, min_updates)]
-    last = kept[-1].duration_s if kept else 0.0
-    return _outcome(last if len(kept) == len(runs) else max(deadline_s, last), kept)
+    survivors = alive[: max(in_time, min_updates)]
+    last = survivors[-1].duration_s if survivors else 0.0
+    return _outcome(last if len(survivors) == len(runs) else max(deadline_s, last), survivors)
 
 
-def _outcome(duration_s: float, kept: Sequence[ClientRun]) -> RoundOutcome:
-    ordered = sorted(kept, key=lambda run: run.client)
+def _outcome(duration_s: float, survivors: Sequence[ClientRun]) -> RoundOutcome:
+    ordered = sorted(survivors, key=lambda run: run.client)
     return RoundOutcome(
         duration_s=duration_s,
         survivors=tuple(run.client for run in ordered),

@@ -1,4 +1,4 @@
-"""What happens to images on their way into a model: scaling, normalisation, and the papers' augmentations.
+"""Transforms of images on their way into a model: scaling, normalisation, and the papers' augmentations.
 
 A transform works on a whole batch at once and draws only from the generator that it is given. The draws are made on
 the CPU, so they are the same wherever the images lie. Legend: B batch, C channels, H height, W width.
@@ -35,7 +35,7 @@ class Transform(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
-        """Inputs for a batch.
+        """Return inputs for a batch.
 
         Args:
             images: ``[B, C, H, W]``, as the data set holds them (uint8 or float); not changed.
@@ -155,7 +155,7 @@ class FlipRotateJitterCrop(Transform):
 def _affine_constants(
     scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Factor and offset ``[C, 1, 1]`` of the normalisation as one multiply-add."""
+    """Return factor and offset ``[C, 1, 1]`` of the normalisation as one multiply-add."""
     means = torch.tensor(mean, dtype=torch.float64)
     deviations = torch.tensor(std, dtype=torch.float64)
     factor, offset = 1 / (scale * deviations), -means / deviations
@@ -169,13 +169,13 @@ def _needed(generator: torch.Generator | None, transform: Transform) -> torch.Ge
 
 
 def _reflected(positions: Tensor, size: int) -> Tensor:
-    """Positions outside ``0 .. size - 1`` mirrored at the border pixel, which is not repeated."""
+    """Mirror positions outside ``0 .. size - 1`` at the border pixel, which is not repeated."""
     positions = positions.abs()
     return size - 1 - (size - 1 - positions).abs()
 
 
 def _rotated(pixels: Tensor, angles: Tensor) -> Tensor:
-    """Rotated about the centre by ``angles [B, 1, 1, 1]`` in radians; nearest pixel, black outside."""
+    """Rotate about the centre by ``angles [B, 1, 1, 1]`` in radians; nearest pixel, black outside."""
     batch, _, height, width = pixels.shape
     angles = angles.reshape(batch, 1, 1)
     y = (torch.arange(height, dtype=pixels.dtype, device=pixels.device) - (height - 1) / 2)[:, None]
@@ -191,7 +191,7 @@ def _brightened(pixels: Tensor, factors: Tensor) -> Tensor:
 
 
 def _contrasted(pixels: Tensor, factors: Tensor) -> Tensor:
-    """Blended with the mean grey of each image."""
+    """Blend with the mean grey of each image."""
     if pixels.shape[1] == 3:
         weights = torch.tensor((0.299, 0.587, 0.114), dtype=pixels.dtype, device=pixels.device)
         grey = (pixels * weights[:, None, None]).sum(dim=1, keepdim=True)
@@ -201,7 +201,7 @@ def _contrasted(pixels: Tensor, factors: Tensor) -> Tensor:
 
 
 def _crop_boxes(shape: torch.Size, min_area: float, generator: torch.Generator) -> Tensor:
-    """Top, left, height and width of each image's crop: ``[4, B]``; ten tries each, else the whole image."""
+    """Draw top, left, height and width of each image's crop: ``[4, B]``; ten tries each, else the whole image."""
     batch, _, height, width = shape
     draws = torch.rand(4, batch, _CROP_TRIES, dtype=torch.float64, generator=generator)
     area = height * width * (min_area + (1 - min_area) * draws[0])
@@ -219,7 +219,7 @@ def _crop_boxes(shape: torch.Size, min_area: float, generator: torch.Generator) 
 
 
 def _resized_crop(pixels: Tensor, boxes: Tensor) -> Tensor:
-    """Crops ``boxes [4, B]`` (top, left, height, width) scaled to the image's size, bilinearly."""
+    """Scale crops ``boxes [4, B]`` (top, left, height, width) to the image's size, bilinearly."""
     _, _, height, width = pixels.shape
     top, left, crop_height, crop_width = boxes.to(pixels.device, pixels.dtype)
     y = _source_positions(height, top, crop_height) * 2 / max(height - 1, 1) - 1
@@ -229,7 +229,7 @@ def _resized_crop(pixels: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _source_positions(size: int, start: Tensor, length: Tensor) -> Tensor:
-    """For each of ``size`` output pixels, its place in the input: ``[B, size]``, within the crop."""
+    """Return each of ``size`` output pixels' place in the input: ``[B, size]``, within the crop."""
     steps = (torch.arange(size, dtype=start.dtype, device=start.device) + 0.5) / size
     places = steps * length[:, None] - 0.5
     return start[:, None] + torch.minimum(places.clamp(min=0), length[:, None] - 1)
@@ -240,7 +240,7 @@ def _own_normalize(dataset: Dataset) -> Normalize:
 
 
 def _constants(dataset: Dataset, table: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]) -> Normalize:
-    """The table's mean and standard deviation for this data set, else its own."""
+    """Return the table's mean and standard deviation for this data set, else its own."""
     mean, std = table.get(dataset.name, (dataset.mean, dataset.std))
     return Normalize(scale=dataset.scale, mean=mean, std=std)
 

@@ -21,19 +21,19 @@ _BLOCKS_PER_STAGE = 2
 
 
 def _block_chain(block: Callable[[int, int], nn.Module]) -> nn.Sequential:
-    """The blocks of all stages, in order."""
+    """Return the blocks of all stages, in order."""
     widths = [width for width in _WIDTHS for _ in range(_BLOCKS_PER_STAGE)]
     return nn.Sequential(*(block(before, after) for before, after in pairwise([_WIDTHS[0], *widths])))
 
 
 def _blocks_of(stage: int) -> list[str]:
-    """Names of the blocks whose outputs form a stage's sum."""
+    """Return names of the blocks whose outputs form a stage's sum."""
     start = stage * _BLOCKS_PER_STAGE
     return [f"blocks.{number}" for number in range(start, start + _BLOCKS_PER_STAGE)]
 
 
 def _readers_of(stage: int) -> list[str]:
-    """Names of the blocks that read a stage's sum: its own but for the first, and the next stage's first.
+    """Return names of the blocks that read a stage's sum: its own but for the first, and the next stage's first.
 
     In the first stage the first block reads the stem, which belongs to the stage.
     """
@@ -59,7 +59,7 @@ class PreActivationBlock(nn.Module):
             self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps ``[B, channels_out, ceil(H / stride), ceil(W / stride)]``."""
+        """Return maps ``[B, channels_out, ceil(H / stride), ceil(W / stride)]``."""
         active = self.relu1(self.norm1(maps))
         carried = maps if self.shortcut is None else self.shortcut(active)
         added: Tensor = self.conv2(self.relu2(self.norm2(self.conv1(active)))) + carried
@@ -69,7 +69,7 @@ class PreActivationBlock(nn.Module):
 def _groups_of(
     network: LinearHeadNetwork, stage_group: Callable[[int], UnitGroup], *, norm: str, relu: str
 ) -> tuple[UnitGroup, ...]:
-    """The groups of a network's stages and, behind each, of its blocks, whose units pass this norm and this ReLU."""
+    """Return the groups of a network's stages and, behind each, of its blocks; units pass this norm and this ReLU."""
     groups = []
     for stage in range(len(_WIDTHS)):
         groups.append(stage_group(stage))
@@ -106,13 +106,13 @@ class ResNet18(LinearHeadNetwork):
         initialise_as_dynamicfl(self)
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """The globally averaged last maps ``[B, D]``."""
+        """Return the globally averaged last maps ``[B, D]``."""
         # By the mean, not by a pool of a fixed size, so that inputs of any size will do.
         pooled: Tensor = self.relu(self.norm(self.blocks(self.stem(inputs)))).mean(dim=(2, 3))
         return pooled
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """One group per stage and one per block."""
+        """Return one group per stage and one per block."""
         return _groups_of(self, self._stage_group, norm="norm2", relu="relu2")
 
     def _stage_group(self, stage: int) -> UnitGroup:
@@ -154,7 +154,7 @@ class BasicBlock(nn.Module):
             self.shortcut_norm = nn.BatchNorm2d(channels_out)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps ``[B, channels_out, ceil(H / stride), ceil(W / stride)]``."""
+        """Return maps ``[B, channels_out, ceil(H / stride), ceil(W / stride)]``."""
         carried = maps
         if self.shortcut is not None and self.shortcut_norm is not None:
             carried = self.shortcut_norm(self.shortcut(maps))
@@ -187,12 +187,12 @@ class FeddhadResNet18(LinearHeadNetwork):
         self.add_head(_WIDTHS[-1], projection)
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """The globally averaged last maps ``[B, D]``."""
+        """Return the globally averaged last maps ``[B, D]``."""
         maps: Tensor = self.blocks(self.relu(self.norm(self.stem(inputs))))
         return maps.mean(dim=(2, 3))
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """One group per stage and one per block."""
+        """Return one group per stage and one per block."""
         return _groups_of(self, self._stage_group, norm="norm1", relu="relu1")
 
     def _stage_group(self, stage: int) -> UnitGroup:

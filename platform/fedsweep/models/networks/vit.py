@@ -30,7 +30,7 @@ class _Block(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens of the same shape."""
+        """Return tokens of the same shape."""
         heads = self.attention(self.norm1(tokens))
         tokens = tokens + self.project(heads.transpose(1, 2).flatten(2))
         mixed: Tensor = tokens + self.fc2(self.gelu(self.fc1(self.norm2(tokens))))
@@ -96,13 +96,13 @@ class VitTiny(LinearHeadNetwork):
                 nn.init.zeros_(module.bias)
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """The mean of the normalised tokens ``[B, D]``."""
+        """Return the mean of the normalised tokens ``[B, D]``."""
         tokens = self.embed(inputs).flatten(2).transpose(1, 2) + self.positions
         pooled: Tensor = self.norm(self.blocks(tokens)).mean(dim=1)
         return pooled
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """Each block's attention heads and hidden neurons."""
+        """Return each block's attention heads and hidden neurons."""
         groups = (group for position in range(len(self.blocks)) for group in self._groups_of(f"blocks.{position}"))
         return (*groups, *self.projection_groups())
 
@@ -131,7 +131,7 @@ class VitTiny(LinearHeadNetwork):
 
 
 def patch_side(input_shape: InputShape, patch_size: int = 0) -> int:
-    """Pixels of a patch's side.
+    """Return the pixels of a patch's side.
 
     Args:
         input_shape: Channels, height and width of one sample.

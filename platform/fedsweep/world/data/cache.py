@@ -25,7 +25,7 @@ _Item = TypeVar("_Item")
 
 
 def cached_arrays(name: str, *, sources: Iterable[Path], decode: Callable[[], Arrays]) -> Arrays:
-    """The arrays that ``decode`` gives, from the cache where it holds them for these very source files.
+    """Return the arrays that ``decode`` gives, from the cache where it holds them for these very source files.
 
     Args:
         name: The data set's name; the cache folder's name begins with it.
@@ -42,7 +42,7 @@ def cached_arrays(name: str, *, sources: Iterable[Path], decode: Callable[[], Ar
 
 
 def with_progress(items: Sequence[_Item], *, label: str) -> Iterator[_Item]:
-    """The items, with a progress bar on stderr where that is a terminal."""
+    """Yield the items, with a progress bar on stderr where that is a terminal."""
     from rich.console import Console
     from rich.progress import track
 

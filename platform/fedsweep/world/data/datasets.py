@@ -39,7 +39,7 @@ _NUM_DIGITS_TEST = 360
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSizes:
-    """How large a data set is, as published.
+    """Sizes of a data set, as published.
 
     Attributes:
         train: Training samples.
@@ -84,7 +84,7 @@ def is_present(name: str, *, root: str | None) -> bool:
 
 
 def load_dataset(name: str, *, root: str | None, download: bool, image_size: int | None = None) -> Dataset:
-    """A data set, by name.
+    """Load a data set, by name.
 
     Args:
         name: One of :data:`DATASETS`, ``hf:NAME`` or ``hf:./FOLDER``, ``package.module:callable``, or an entry
@@ -111,7 +111,7 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
 
 
 def stand_in(name: str, *, image_size: int | None = None) -> Dataset:
-    """A data set of black images with a built-in one's sizes and equally frequent classes, for plans without its files.
+    """Return black images with a built-in data set's sizes and equally frequent classes, for plans without its files.
 
     Args:
         name: One of :data:`DATASETS`.
@@ -156,7 +156,7 @@ def _resize(dataset: Dataset, size: int) -> Dataset:
 
 
 def _resize_images(images: NDArray[Any], size: int) -> NDArray[Any]:
-    """Bilinear, low-pass filtered when shrinking (as torchvision does), in pieces to bound the memory."""
+    """Resize bilinearly, low-pass filtered when shrinking (as torchvision does), in pieces to bound the memory."""
     import torch
 
     resized = np.empty((*images.shape[:2], size, size), images.dtype)
@@ -170,7 +170,7 @@ def _resize_images(images: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 def _load_digits(root: Path, *, download: bool) -> Dataset:
-    """scikit-learn's digits, 8 x 8 grey, 10 classes: 1437 for training, 360 for testing.
+    """Load scikit-learn's digits, 8 x 8 grey, 10 classes: 1437 for training, 360 for testing.
 
     The split is stratified and always the same, whatever the run's seed. ``root`` and ``download`` change nothing: the
     data come with the package.
@@ -197,7 +197,7 @@ def _load_digits(root: Path, *, download: bool) -> Dataset:
 
 
 def _stratified(labels: NDArray[np.int64], *, num_chosen: int, stream: Stream) -> NDArray[np.int64]:
-    """Indices of a random subset, ascending, with each class's share kept to within one sample."""
+    """Return indices of a random subset, ascending, with each class's share kept to within one sample."""
     counts = np.bincount(labels)
     ideal = counts * num_chosen / len(labels)
     quota = np.floor(ideal).astype(np.int64)
@@ -209,7 +209,7 @@ def _stratified(labels: NDArray[np.int64], *, num_chosen: int, stream: Stream) -
 
 
 def _files_present(*paths: str) -> Callable[[Path], bool]:
-    """A check that at least one of some files or folders exists."""
+    """Return a check that at least one of some files or folders exists."""
     return lambda root: any((root / path).exists() for path in paths)
 
 

@@ -42,13 +42,13 @@ class OfficialFile:
 
 
 def default_root() -> Path:
-    """The user's cache folder: ``$XDG_CACHE_HOME/fedsweep``, or ``~/.cache/fedsweep``."""
+    """Return the user's cache folder: ``$XDG_CACHE_HOME/fedsweep``, or ``~/.cache/fedsweep``."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fedsweep"
 
 
 def read_checked(path: Path, md5: str) -> bytes:
-    """A file's bytes, whose checksum was compared first.
+    """Read a file's bytes, whose checksum was compared first.
 
     Raises:
         DataError: the file cannot be read, or its checksum differs.
@@ -67,10 +67,10 @@ def check_md5(content: bytes, md5: str, *, name: str) -> None:
     Raises:
         DataError: it differs; the message gives the file, the checksum found and the one expected.
     """
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != md5:
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if digest != md5:
         raise DataError(
-            f"{name} is damaged or not the official file: its md5 is {found}, expected {md5}; delete it and fetch it "
+            f"{name} is damaged or not the official file: its md5 is {digest}, expected {md5}; delete it and fetch it "
             "again"
         )
 

@@ -22,17 +22,17 @@ Labelled = list[tuple[Path, int]]
 
 
 def find_cinic10(root: Path) -> Path | None:
-    """The folder with CINIC-10's ``train`` and ``test``; None where there is none."""
+    """Return the folder with CINIC-10's ``train`` and ``test``; None where there is none."""
     return _first_folder(root, _CINIC_PLACES, needs=("train/airplane", "test/airplane"))
 
 
 def find_tiny_imagenet(root: Path) -> Path | None:
-    """The folder with TinyImageNet's ``train``, ``val`` and ``wnids.txt``; None where there is none."""
+    """Return the folder with TinyImageNet's ``train``, ``val`` and ``wnids.txt``; None where there is none."""
     return _first_folder(root, _TINY_PLACES, needs=("train", "val/val_annotations.txt", "wnids.txt"))
 
 
 def load_cinic10(root: Path, *, download: bool) -> Dataset:
-    """CINIC-10, 32 x 32 colour, 10 classes, 90,000 images each for training and testing; its ``valid`` is not used.
+    """Load CINIC-10, 32 x 32 colour, 10 classes, 90,000 images each for training and testing, without its ``valid``.
 
     Source: Darlow et al. 2018, "CINIC-10 is not ImageNet or CIFAR-10".
 
@@ -54,7 +54,7 @@ def load_cinic10(root: Path, *, download: bool) -> Dataset:
 
 
 def load_tiny_imagenet(root: Path, *, download: bool) -> Dataset:
-    """TinyImageNet, 64 x 64 colour, 200 classes, 100,000 training images; the 10,000 of ``val`` are the test set.
+    """Load TinyImageNet, 64 x 64 colour, 200 classes, 100,000 training images; the 10,000 of ``val`` are the test set.
 
     Reading: the official ``test`` has no public labels, so the validation pictures and their annotations are used.
 
@@ -84,7 +84,7 @@ def _first_folder(root: Path, places: Sequence[str], *, needs: Sequence[str]) ->
 
 
 def _class_folders(folder: Path, class_names: Sequence[str], *, inner: str = ".") -> Labelled:
-    """The pictures of one folder per class, class by class, by file name."""
+    """Return the pictures of one folder per class, class by class, by file name."""
     samples: Labelled = []
     for label, name in enumerate(class_names):
         files = sorted(path for path in (folder / name / inner).glob("*") if path.suffix.lower() in (".png", ".jpeg"))
@@ -95,7 +95,7 @@ def _class_folders(folder: Path, class_names: Sequence[str], *, inner: str = "."
 
 
 def _annotated(annotations: Path, class_ids: Sequence[str]) -> Labelled:
-    """The pictures that the annotation file names: file, class id and box, separated by tabs."""
+    """Return the pictures that the annotation file names: file, class id and box, separated by tabs."""
     numbers = {name: label for label, name in enumerate(class_ids)}
     samples: Labelled = []
     for line in annotations.read_text(encoding="utf-8").splitlines():
@@ -107,7 +107,7 @@ def _annotated(annotations: Path, class_ids: Sequence[str]) -> Labelled:
 
 
 def _words(path: Path, class_ids: Sequence[str]) -> tuple[str, ...]:
-    """The classes' names in words where the file is there, else their ids."""
+    """Return the classes' names in words where the file is there, else their ids."""
     if not path.exists():
         return tuple(class_ids)
     lines = (line.partition("\t") for line in path.read_text(encoding="utf-8").splitlines())
@@ -132,7 +132,7 @@ def _decoded(name: str, samples: dict[str, Labelled], *, side: int, extra_source
 
 
 def _decode_pictures(paths: Sequence[Path], *, side: int, label: str) -> NDArray[np.uint8]:
-    """``[S, 3, side, side]``; a grey picture gets three equal channels."""
+    """Decode pictures to ``[S, 3, side, side]``; a grey one gets three equal channels."""
     from PIL import Image
 
     images = np.empty((len(paths), 3, side, side), np.uint8)

@@ -34,7 +34,7 @@ _MOST_PIXELS = 4096 * 4096
 
 
 def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
-    """A data set of images with labels.
+    """Load a data set of images with labels.
 
     Where there is no split for testing, a fifth of the training split becomes the test set, the same in every run.
     Pictures are grey where all are; mean and deviation are those of the training pictures.
@@ -60,8 +60,8 @@ def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
     library.disable_progress_bars()
     try:
         splits = _splits(place, options, download=download)
-        found = _Found(name=f"{PREFIX}{place}", options=options, splits=splits)
-        return _dataset(found, image_size=image_size)
+        source = _Source(name=f"{PREFIX}{place}", options=options, splits=splits)
+        return _dataset(source, image_size=image_size)
     except FedsweepError:
         raise
     except Exception as error:  # its readers raise what they like, for what is not there as for what is damaged
@@ -92,57 +92,57 @@ def _splits(place: str, options: Mapping[str, str], *, download: bool) -> Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What was opened, before any picture is read."""
+class _Source:
+    """An opened data set, before any picture is read."""
 
     name: str
     options: Mapping[str, str]
     splits: Mapping[str, datasets.Dataset]
 
     def split(self, role: str, candidates: tuple[str, ...]) -> str | None:
-        """The split that has a role, as the user or its name says."""
-        asked = self.options.get(role)
-        if asked is not None and asked not in self.splits:
-            raise DataError(f"{self.name}: {unknown_name('split', asked, list(self.splits))}")
-        return asked or next((split for split in candidates if split in self.splits), None)
+        """Return the split that has a role, as the user or its name says."""
+        choice = self.options.get(role)
+        if choice is not None and choice not in self.splits:
+            raise DataError(f"{self.name}: {unknown_name('split', choice, list(self.splits))}")
+        return choice or next((split for split in candidates if split in self.splits), None)
 
     def column(self, role: str, of: datasets.Dataset) -> str:
-        """The column that has a role."""
+        """Return the column that has a role."""
         import datasets as library
 
         kinds = {"image": library.Image, "label": library.ClassLabel}
-        asked = self.options.get(role)
+        choice = self.options.get(role)
         names: list[str] = of.column_names
         typed = [column for column in names if isinstance(of.features[column], kinds[role])]
         named = [column for column in names if role == "label" and column in _LABELS]
         fitting = [column for column in typed if column in named] or typed or named
-        if asked is None and fitting and (len(fitting) == 1 or (role == "label" and fitting[0] in _LABELS)):
-            asked = fitting[0]
-        if asked is None or asked not in names:
+        if choice is None and fitting and (len(fitting) == 1 or (role == "label" and fitting[0] in _LABELS)):
+            choice = fitting[0]
+        if choice is None or choice not in names:
             raise DataError(
                 f"{self.name}: which column is the {role}? Say ?{role}=COLUMN behind the name; there are"
                 f" {', '.join(names)}"
             )
-        return asked
+        return choice
 
 
-def _dataset(found: _Found, *, image_size: int | None) -> Dataset:
-    train = found.split("train", ("train", *found.splits))
+def _dataset(source: _Source, *, image_size: int | None) -> Dataset:
+    train = source.split("train", ("train", *source.splits))
     if train is None:
-        raise DataError(f"{found.name} holds nothing")
-    test = found.split("test", _TEST_SPLITS)
+        raise DataError(f"{source.name} holds nothing")
+    test = source.split("test", _TEST_SPLITS)
     test = None if test == train else test
-    used = [found.splits[split] for split in (train, test) if split is not None]
-    labels = found.column("label", used[0])
+    used = [source.splits[split] for split in (train, test) if split is not None]
+    labels = source.column("label", used[0])
     arrays = cached_arrays(
         f"hf-{image_size or 'own'}",
         sources=[Path(file["filename"]) for part in used for file in part.cache_files],
-        decode=lambda: _decoded(found, used, image_size=image_size),
+        decode=lambda: _decoded(source, used, image_size=image_size),
     )
     values = arrays["train_images"] / np.float32(255)
     names = getattr(used[0].features[labels], "names", None)
     return Dataset(
-        name=found.name,
+        name=source.name,
         **{key: values for key, values in arrays.items() if key != "train_writers"},
         num_classes=len(names) if names else int(arrays["train_labels"].max()) + 1,
         scale=255.0,
@@ -153,8 +153,8 @@ def _dataset(found: _Found, *, image_size: int | None) -> Dataset:
     )
 
 
-def _decoded(found: _Found, used: list[datasets.Dataset], *, image_size: int | None) -> Arrays:
-    parts = [_part(found, part, image_size=image_size) for part in used]
+def _decoded(source: _Source, used: list[datasets.Dataset], *, image_size: int | None) -> Arrays:
+    parts = [_part(source, part, image_size=image_size) for part in used]
     grey = all(part["images"].shape[1] == 1 for part in parts)
     for part in parts:
         if not grey and part["images"].shape[1] == 1:
@@ -170,21 +170,21 @@ def _decoded(found: _Found, used: list[datasets.Dataset], *, image_size: int | N
     }
 
 
-def _part(found: _Found, part: datasets.Dataset, *, image_size: int | None) -> Arrays:
-    images, label = found.column("image", part), found.column("label", part)
+def _part(source: _Source, part: datasets.Dataset, *, image_size: int | None) -> Arrays:
+    images, label = source.column("image", part), source.column("label", part)
     arrays: Arrays = {
-        "images": _pictures(found.name, part.select_columns([images]), images, image_size=image_size),
+        "images": _pictures(source.name, part.select_columns([images]), images, image_size=image_size),
         "labels": np.asarray(part[label][:], dtype=np.int64),
     }
-    if (writer := found.options.get("writer")) is not None:
+    if (writer := source.options.get("writer")) is not None:
         if writer not in part.column_names:
-            raise DataError(f"{found.name}: {unknown_name('column', writer, part.column_names)}")
+            raise DataError(f"{source.name}: {unknown_name('column', writer, part.column_names)}")
         arrays["writers"] = np.unique(np.asarray(part[writer][:]), return_inverse=True)[1].reshape(-1)
     return arrays
 
 
 def _pictures(name: str, rows: datasets.Dataset, column: str, *, image_size: int | None) -> NDArray[np.uint8]:
-    """``[S, C, H, W]``; one channel where every picture is grey."""
+    """Decode pictures to ``[S, C, H, W]``; one channel where every picture is grey."""
     from PIL.Image import Resampling
 
     pictures: list[NDArray[np.uint8]] = []

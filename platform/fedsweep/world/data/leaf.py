@@ -32,7 +32,7 @@ _TRAIN_SHARE = 0.8
 
 
 def find_femnist(root: Path) -> Path | None:
-    """The folder that holds LEAF's ``train`` and ``test``, or ``all_data``; None where there is none."""
+    """Return the folder that holds LEAF's ``train`` and ``test``, or ``all_data``; None where there is none."""
     for place in _PLACES:
         folder = root / place
         has_split = any((folder / "train").glob("*.json")) and any((folder / "test").glob("*.json"))
@@ -42,7 +42,7 @@ def find_femnist(root: Path) -> Path | None:
 
 
 def load_femnist(root: Path, *, download: bool) -> Dataset:
-    """FEMNIST, 28 x 28 grey, 62 classes, each training sample with its writer.
+    """Load FEMNIST, 28 x 28 grey, 62 classes, each training sample with its writer.
 
     Where ``train`` and ``test`` are there, LEAF's split is used; where only ``all_data`` is, all samples are split at
     random 80 to 20, always in the same way.
@@ -70,9 +70,9 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
 
 
 def _warn_of_gaps(folder: Path, parts: tuple[str, ...]) -> None:
-    """LEAF numbers its files from 0: a copy that was cut short trains on fewer writers, and nothing else would tell."""
+    """Warn of missing files, which LEAF numbers from 0: a copy that was cut short trains on fewer writers."""
     for part in parts:
-        numbers = {int(found[1]) for file in (folder / part).glob("*.json") if (found := _SHARD.match(file.name))}
+        numbers = {int(shard[1]) for file in (folder / part).glob("*.json") if (shard := _SHARD.match(file.name))}
         if missing := sorted(set(range(max(numbers, default=-1) + 1)) - numbers):
             shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             _logger.warning(
@@ -107,7 +107,7 @@ def _decode(folder: Path, parts: tuple[str, ...]) -> Arrays:
 
 
 def _read_part(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.str_]]:
-    """All samples of a folder, in the order of file names, then of users."""
+    """Read all samples of a folder, in the order of file names, then of users."""
     images: list[NDArray[np.uint8]] = [np.empty((0, 1, _SIDE, _SIDE), np.uint8)]
     labels: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     writers: list[NDArray[np.str_]] = [np.empty(0, np.str_)]

@@ -100,9 +100,9 @@ class Dataset:
         values = getattr(self, field)
         is_integer = isinstance(values, np.ndarray) and np.issubdtype(values.dtype, np.integer)
         if not is_integer or values.shape != (length,):
-            found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+            kind = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
             raise DataError(
-                f"data set {self.name!r}: {field} must be integers, one per image, of shape ({length},), but is {found}"
+                f"data set {self.name!r}: {field} must be integers, one per image, of shape ({length},), but is {kind}"
             )
         if values.min() < 0:
             raise DataError(f"data set {self.name!r}: {field} must not be negative, but one is {values.min()}")
@@ -137,7 +137,7 @@ def of_bytes(
     pixels: tuple[tuple[float, ...], tuple[float, ...]],
     class_names: Sequence[str],
 ) -> Dataset:
-    """A data set of pixels 0..255 whose classes are named.
+    """Return a data set of pixels 0..255 whose classes are named.
 
     Args:
         name: What it is called in tables.

@@ -25,7 +25,7 @@ _SCHEMAS = (
 
 
 def import_torchvision() -> Any:
-    """The module ``torchvision``, imported with its operators declared where they cannot be loaded.
+    """Return the module ``torchvision``, imported with its operators declared where they cannot be loaded.
 
     Raises:
         ResourceError: torchvision is not installed, or cannot be imported for another reason.
@@ -53,7 +53,7 @@ def imports_alone() -> bool:
 
 
 def _operators_load(package: Path) -> bool:
-    """Whether torchvision's compiled library is there and loads; a second load by torchvision is without effect."""
+    """Return whether torchvision's compiled library is there and loads; torchvision's own second load has no effect."""
     import torch
 
     finder = importlib.machinery.FileFinder(

@@ -59,11 +59,11 @@ _UNPACKED_MD5 = {
 
 
 def official_files(name: str) -> list[OfficialFile]:
-    """What torchvision publishes of a data set: the four ``.gz`` files, CIFAR's archive, SVHN's two ``.mat`` files."""
+    """Return the files of a data set that torchvision lists: four ``.gz``, CIFAR's archive, SVHN's two ``.mat``."""
     source = _source(name)
     if name == "svhn":
-        found = [source.split_list[part] for part in ("train", "test")]
-        return [OfficialFile(path=path, md5=md5, urls=(url,)) for url, path, md5 in found]
+        entries = [source.split_list[part] for part in ("train", "test")]
+        return [OfficialFile(path=path, md5=md5, urls=(url,)) for url, path, md5 in entries]
     if name.startswith("cifar"):
         return [OfficialFile(path=source.filename, md5=source.tgz_md5, urls=(source.url,))]
     return [
@@ -75,12 +75,12 @@ def official_files(name: str) -> list[OfficialFile]:
 
 
 def _source(name: str) -> Any:
-    """Torchvision's class of a data set: where its files are, and their checksums."""
+    """Return torchvision's class of a data set: where its files are, and their checksums."""
     return getattr(import_torchvision().datasets, _CLASSES[name])
 
 
 def load_idx(name: str, root: Path, *, download: bool) -> Dataset:
-    """MNIST or Fashion-MNIST, 28 x 28 grey, 10 classes: four gzip'd IDX files, each of which may lie there unpacked.
+    """Load MNIST or Fashion-MNIST, 28 x 28 grey, 10 classes: four gzip'd IDX files, each possibly unpacked.
 
     Args:
         name: ``mnist`` or ``fashion_mnist``.
@@ -104,7 +104,7 @@ def load_idx(name: str, root: Path, *, download: bool) -> Dataset:
 
 
 def _read_idx(root: Path, archive: OfficialFile, unpacked_md5: dict[str, str]) -> NDArray[np.uint8]:
-    """One file's array, from the archive where it is there, else from the unpacked file."""
+    """Return one file's array, from the archive where it is there, else from the unpacked file."""
     path = root / archive.path
     if path.exists():
         content = read_checked(path, archive.md5)
@@ -117,7 +117,7 @@ def _read_idx(root: Path, archive: OfficialFile, unpacked_md5: dict[str, str]) -
 
 
 def _parse_idx(content: bytes, path: Path) -> NDArray[np.uint8]:
-    """IDX: two zero bytes, type 8 (uint8), number of axes, a big-endian 32-bit length per axis, the values."""
+    """Parse IDX: two zero bytes, type 8 (uint8), number of axes, a big-endian 32-bit length per axis, the values."""
     num_axes = content[3] if len(content) > 3 else 0
     start = 4 + 4 * num_axes
     if content[:3] != b"\0\0\x08" or len(content) < start:
@@ -129,7 +129,7 @@ def _parse_idx(content: bytes, path: Path) -> NDArray[np.uint8]:
 
 
 def load_cifar(name: str, root: Path, *, download: bool) -> Dataset:
-    """CIFAR-10 or CIFAR-100 (its fine classes), 32 x 32 colour.
+    """Load CIFAR-10 or CIFAR-100 (its fine classes), 32 x 32 colour.
 
     The Python batches are read from the unpacked folder where it is complete, else from the archive.
 
@@ -160,7 +160,7 @@ def load_cifar(name: str, root: Path, *, download: bool) -> Dataset:
 
 
 def _read_members(archive: Path, archive_md5: str, *, folder: str, expected: dict[str, str]) -> dict[str, bytes]:
-    """The expected members of a tar archive, each with its own checksum verified; read in memory."""
+    """Return the expected members of a tar archive, each with its own checksum verified; read in memory."""
     content = read_checked(archive, archive_md5)
     members = {}
     try:
@@ -191,7 +191,7 @@ def _unpickle_verified(content: bytes) -> Any:
 
 
 def load_svhn(root: Path, *, download: bool) -> Dataset:
-    """SVHN (cropped), 32 x 32 colour, 10 digits, 73,257 training and 26,032 test images.
+    """Load SVHN (cropped), 32 x 32 colour, 10 digits, 73,257 training and 26,032 test images.
 
     Raises:
         DataError: a file is missing or damaged.

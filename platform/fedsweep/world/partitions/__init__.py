@@ -1,1 +1,1 @@
-"""How the training samples fall to the clients: what a partition is, the kinds, and all of them by name in registry."""
+"""Partitions of the training samples among the clients: their base, the kinds, and all of them by name in registry."""

@@ -1,4 +1,4 @@
-"""What a partition is, and the checks that all kinds share."""
+"""Base of partitions, and the checks that all kinds share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Partition(Checked, ABC):
         num_classes: int,
         writers: Indices | None = None,
     ) -> list[Indices]:
-        """Each client's sample indices.
+        """Return each client's sample indices.
 
         Args:
             labels: ``[S]``, each in ``0 .. num_classes - 1``.
@@ -93,7 +93,7 @@ def check_enough(num_samples: int, num_clients: int, *, min_samples: int) -> Non
 
 
 def without_empty(parts: list[Indices], way_out: str) -> list[Indices]:
-    """The parts, none of which is empty.
+    """Return the parts, none of which is empty.
 
     Raises:
         DataError: one is; the message ends in ``way_out``.

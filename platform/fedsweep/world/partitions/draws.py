@@ -12,7 +12,7 @@ _ALTERNATIONS = 1000
 
 
 def log_dirichlet(concentration: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:
-    """Logarithms of unnormalised draws from a symmetric Dirichlet, one per row: ``[rows, columns]``.
+    """Return logarithms of unnormalised draws from a symmetric Dirichlet, one per row: ``[rows, columns]``.
 
     A gamma variable of shape a is one of shape a + 1 times U^(1/a). In logarithms that stays finite at any
     concentration, where the plain draw underflows to zeros.
@@ -21,7 +21,7 @@ def log_dirichlet(concentration: float, shape: tuple[int, int], rng: np.random.G
 
 
 def doubly_stochastic(log_weights: Floats) -> Floats | None:
-    """The matrix whose rows sum to 1 and whose columns sum to rows / columns, by dividing both by their sums in turn.
+    """Return the matrix of row sums 1 and column sums rows / columns, by dividing by both sums in turn.
 
     Args:
         log_weights: ``[rows, columns]``, natural logarithms of positive weights.
@@ -51,7 +51,7 @@ def doubly_stochastic(log_weights: Floats) -> Floats | None:
 
 
 def cut(weights: Floats, size: int) -> Indices:
-    """How many of ``size`` samples each client gets: differences of floor(cumulative share x size); they sum to size.
+    """Cut ``size`` samples among clients: differences of floor(cumulative share x size), which sum to size.
 
     Args:
         weights: One per client, >= 0, with a positive sum.
@@ -64,7 +64,7 @@ def cut(weights: Floats, size: int) -> Indices:
 
 
 def owners_by_counts(labels: Indices, counts: Indices, rng: np.random.Generator | None) -> Indices:
-    """Each sample's client, ``[S]``, so that client n holds ``counts[c, n]`` samples of class c.
+    """Return each sample's client, ``[S]``, so that client n holds ``counts[c, n]`` samples of class c.
 
     Args:
         labels: ``[S]``.
@@ -82,24 +82,24 @@ def owners_by_counts(labels: Indices, counts: Indices, rng: np.random.Generator 
 
 
 def parts_by_owner(owners: Indices, num_clients: int) -> list[Indices]:
-    """Each client's sample indices, ascending, from each sample's client ``[S]``."""
+    """Return each client's sample indices, ascending, from each sample's client ``[S]``."""
     ends = np.cumsum(np.bincount(owners, minlength=num_clients))
     return np.split(np.argsort(owners, kind="stable"), ends[:-1])
 
 
 def repaired(counts: Indices, min_samples: int) -> Indices:
-    """Counts ``[C, N]`` in which each client holds ``min_samples``: the largest gave to those too small.
+    """Return counts ``[C, N]`` in which each client holds ``min_samples``: the largest gave to those too small.
 
     One sample at a time goes from the client that holds most, of the class of which it holds most, to the client that
     holds fewest. There must be ``min_samples`` per client in all.
     """
     counts = counts.copy()
-    held = counts.sum(axis=0)
-    while held.min() < min_samples:
-        taker, giver = held.argmin(), held.argmax()
+    sizes = counts.sum(axis=0)
+    while sizes.min() < min_samples:
+        taker, giver = sizes.argmin(), sizes.argmax()
         label = counts[:, giver].argmax()
         counts[label, giver] -= 1
         counts[label, taker] += 1
-        held[giver] -= 1
-        held[taker] += 1
+        sizes[giver] -= 1
+        sizes[taker] += 1
     return counts

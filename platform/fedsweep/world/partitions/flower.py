@@ -44,24 +44,24 @@ class FlowerDatasets(Partition):
         check_enough(len(labels), num_clients, min_samples=1)
         try:
             from datasets import Dataset
-            from flwr_datasets import partitioner as known
+            from flwr_datasets import partitioner as library
         except ImportError as error:
             raise ResourceError(
                 f"partition 'flwr' needs the package flwr-datasets ({error}): pip install 'fedsweep[flwr]'"
             ) from None
-        if self.partitioner not in known.__all__:
+        if self.partitioner not in library.__all__:
             raise ConfigError(
-                f"scenario.partition.partitioner: {unknown_name('class', self.partitioner, known.__all__)}"
+                f"scenario.partition.partitioner: {unknown_name('class', self.partitioner, library.__all__)}"
             )
-        built = getattr(known, self.partitioner)
+        built = getattr(library, self.partitioner)
         by = "writer" if "NaturalId" in self.partitioner else "label"
-        given = {"num_partitions": num_clients, "seed": stream.seed(32), "partition_by": by}
-        given = {key: value for key, value in given.items() if key in inspect.signature(built).parameters}
+        arguments = {"num_partitions": num_clients, "seed": stream.seed(32), "partition_by": by}
+        arguments = {key: value for key, value in arguments.items() if key in inspect.signature(built).parameters}
         columns = {"index": np.arange(len(labels)), "label": labels}
         if writers is not None:
             columns["writer"] = writers
         try:
-            made = built(**{**given, **self.parameters})
+            made = built(**{**arguments, **self.parameters})
             made.dataset = Dataset.from_dict(columns)
             # Some draw when they are first asked, so they are asked in order; and they write a progress bar.
             with contextlib.redirect_stderr(io.StringIO()):

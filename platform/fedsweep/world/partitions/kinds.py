@@ -143,7 +143,7 @@ class Dirichlet(Partition):
         return parts_by_owner(owners_by_counts(labels, counts, rng), num_clients)
 
     def _draw(self, class_sizes: Indices, num_clients: int, rng: np.random.Generator) -> Indices:
-        """Counts ``[C, N]`` with at least ``min_samples`` for each client."""
+        """Draw counts ``[C, N]`` with at least ``min_samples`` for each client."""
         best, fewest_short = np.empty(0, np.int64), num_clients + 1
         draws = 0
         while draws < self.max_draws and not (draws == _HOPELESS_DRAWS and fewest_short > _HOPELESS_SHORT):
@@ -166,13 +166,13 @@ class Dirichlet(Partition):
         log_weights = log_dirichlet(self.dirichlet_alpha, (len(class_sizes), num_clients), rng)
         even_share = class_sizes.sum() / num_clients
         counts = np.zeros((len(class_sizes), num_clients), np.int64)
-        held = np.zeros(num_clients, np.int64)
+        client_sizes = np.zeros(num_clients, np.int64)
         for label in np.flatnonzero(class_sizes):
             # Zeroing and renormalising the shares, in logarithms: what remains never underflows to nothing.
-            open_weights = np.where(held < even_share, log_weights[label], -np.inf)
+            open_weights = np.where(client_sizes < even_share, log_weights[label], -np.inf)
             shares = np.exp(open_weights - open_weights.max())
             counts[label] = cut(shares, int(class_sizes[label]))
-            held += counts[label]
+            client_sizes += counts[label]
         return counts
 
 

@@ -1,4 +1,4 @@
-"""How the training samples fall to the clients: the kinds by name, and mixtures of kinds.
+"""Partitions of the training samples among the clients: the kinds by name, and mixtures of kinds.
 
 A partition is a frozen record of its parameters; :meth:`Partition.split` is a pure function of the labels and a
 stream. All kinds here give every sample to exactly one client and every client at least one sample.
@@ -53,7 +53,7 @@ class Mixture(Partition):
         shares = np.array([part["share"] for part in self.of], dtype=np.float64)
         order = stream.child("piles").numpy().permutation(len(labels))
         piles = [np.sort(pile) for pile in np.split(order, np.cumsum(cut(shares, len(labels)))[:-1])]
-        held = [
+        splits = [
             part["kind"].split(
                 labels[pile],
                 num_clients,
@@ -64,7 +64,7 @@ class Mixture(Partition):
             for number, (part, pile) in enumerate(zip(self.of, piles, strict=True))
         ]
         return [
-            np.sort(np.concatenate([pile[parts[client]] for pile, parts in zip(piles, held, strict=True)]))
+            np.sort(np.concatenate([pile[parts[client]] for pile, parts in zip(piles, splits, strict=True)]))
             for client in range(num_clients)
         ]
 
