@@ -173,7 +173,7 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
         raise ConfigError(f"--resume without CONFIG goes by the sweep's own plan: of --set it takes {PLACE} alone")
     if not folder.path.is_dir():
         raise OutputError(f"{folder.path}: there is no such folder")
-    return load_config(folder.read_plan().given, overrides)
+    return load_config(folder.read_plan().config_tree, overrides)
 
 
 def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:

@@ -165,7 +165,7 @@ class Task:
         if self.going_on:
             found.check_same(folder)
         else:
-            plan = SweepPlan(given=found.config.given, trials=(), request=found.plan_request)
+            plan = SweepPlan(config_tree=found.config.given, trials=(), request=found.plan_request)
             folder.create(plan, config_yaml=None, overwrite=self.overwrite)
         try:
             return kind.measure(found.table, found.cells, scale=found.request.scale, folder=folder.path, said=said)

@@ -107,7 +107,7 @@ class MeasuringFleet(LocalFleet):
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         parts = {task.client: task.submodel for task in segment.tasks}
-        self.down += sum(task.submodel.index_bytes() for task in segment.tasks if task.held is None)
+        self.down += sum(task.submodel.index_bytes() for task in segment.tasks if task.progress is None)
         for point in segment.points:
             for client in (job.client for job in point.start if not job.resume):
                 part = parts.get(client, FULL_MODEL)
