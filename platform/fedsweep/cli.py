@@ -81,8 +81,8 @@ app.command("doctor", rich_help_panel=_MACHINE, epilog=doctor.EXAMPLES)(doctor.d
 app.command("bench", rich_help_panel=_MACHINE, epilog=bench.EXAMPLES)(bench.bench)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"fedsweep {__version__}")
         raise typer.Exit
 
@@ -175,7 +175,7 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _shortened(text: str) -> str:
-    """What is wrong stands first and the way out last; a long value that was found stands between.
+    """Shorten a long message in its middle: the fault stands first, the way out last, a long value between.
 
     Control characters, which a file may have brought, are no concern of the terminal's.
     """
@@ -185,10 +185,10 @@ def _shortened(text: str) -> str:
 
 
 def _usage(error: Exception) -> str:
-    said: str = error.format_message()  # type: ignore[attr-defined]
+    message: str = error.format_message()  # type: ignore[attr-defined]
     if near := getattr(error, "possibilities", None):
-        said = f"no such option: {getattr(error, 'option_name', '')}; did you mean {near[0]}?"
-    text = re.sub(r"\s*\n\s*", " ", said.strip()).rstrip(".")
+        message = f"no such option: {getattr(error, 'option_name', '')}; did you mean {near[0]}?"
+    text = re.sub(r"\s*\n\s*", " ", message.strip()).rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "fedsweep"
     return f"{text} ({path} --help lists what there is)"
@@ -196,7 +196,7 @@ def _usage(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _surroundings(*, debug: bool) -> Iterator[None]:
-    """What a command finds: the user's own modules, and no chatter from libraries on standard error."""
+    """Surround a command with the user's own modules, and no chatter from libraries on standard error."""
     look_here_last()  # for package.module:callable
     handler = _ToStandardError(debug=debug)
     logger = logging.getLogger("fedsweep")

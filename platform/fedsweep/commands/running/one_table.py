@@ -62,18 +62,18 @@ def print_plan(task: Task) -> None:
     from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.reproduce.costs import costs_of
 
-    found = task.found
-    at = f"{found.table.name} at scale {found.request.scale}"
+    reproduction = task.found
+    at = f"{reproduction.table.name} at scale {reproduction.request.scale}"
     if task.has_runs:
-        costs = costs_of(found)
+        costs = costs_of(reproduction)
         if not costs.absent:
             print_trials(task.prepared().entries, heading="row | column")
         print_costs(costs)
-        rounds = sum(cell.config.training.rounds for cell in found.firsts.values())
-        print(f"{at}: {len(found.firsts)} runs, {rounds} rounds in all")
+        rounds = sum(cell.config.training.rounds for cell in reproduction.firsts.values())
+        print(f"{at}: {len(reproduction.firsts)} runs, {rounds} rounds in all")
         return
     table = make_table("row | column", "seed")
-    for cell in found.cells:
+    for cell in reproduction.cells:
         table.add_row(cell.label, str(cell.seed))
     make_console().print(table, markup=False)
-    print(f"{at}: {len(found.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
+    print(f"{at}: {len(reproduction.cells)} cells{'; nothing is trained' if task.costs_only else ''}")

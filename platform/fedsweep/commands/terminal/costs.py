@@ -21,7 +21,7 @@ def print_costs(costs: TableCosts) -> None:
 
 
 def print_list(scale: str | None) -> None:
-    """What each table costs that has a scale, and all of them; runs that tables share count in each, and once in all.
+    """Print the costs of each table with a scale, and of all; runs that tables share count in each, and once in all.
 
     Raises:
         InputError: A table can't be planned.
