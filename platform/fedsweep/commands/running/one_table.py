@@ -25,7 +25,7 @@ def make(task: Task, *, dashboard: bool, quiet: bool) -> int:
         )
 
     try:
-        made = task.make(run=run, said=(lambda text: None) if quiet else note)
+        made = task.make(run=run, notify=(lambda text: None) if quiet else note)
     except KeyboardInterrupt:
         tell_interrupted(task.folder, "reproduce", what="the first cell")
         return INTERRUPTED
@@ -62,7 +62,7 @@ def print_plan(task: Task) -> None:
     from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.reproduce.costs import costs_of
 
-    reproduction = task.found
+    reproduction = task.reproduction
     at = f"{reproduction.table.name} at scale {reproduction.request.scale}"
     if task.has_runs:
         costs = costs_of(reproduction)
