@@ -13,25 +13,17 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parent.parent
 _WORDS = frozenset({"found", "given", "known", "said", "told", "asked", "held", "kept"})
+# Names that others rely on: fields under which checkpoints and results are stored, and a plug-in's keyword.
+_FIXED = {
+    "platform/fedsweep/engine/state.py": "held",
+    "platform/fedsweep/bench/setup.py": "asked",
+    "platform/fedsweep/reproduce/measured/table_kind.py": "said",
+    "platform/fedsweep/papers/dynamicfl/choosing.py": "said",
+}
 _OPENINGS = ("What ", "Whether ", "How ", "Who ", "Nothing ")
 
-# Folders and modules of platform/fedsweep, and of algorithms, that still have such names.
+# Modules of platform/fedsweep, and of algorithms, that still have such names.
 NOT_YET: tuple[str, ...] = (
-    "platform/fedsweep/engine",
-    "platform/fedsweep/client",
-    "platform/fedsweep/components",
-    "platform/fedsweep/fleet",
-    "platform/fedsweep/tracking",
-    "platform/fedsweep/reproduce",
-    "platform/fedsweep/figures",
-    "platform/fedsweep/reports",
-    "platform/fedsweep/results",
-    "platform/fedsweep/runs",
-    "platform/fedsweep/driver",
-    "platform/fedsweep/sweeps",
-    "platform/fedsweep/commands",
-    "platform/fedsweep/bench",
-    "platform/fedsweep/testing",
     "algorithms/afd.py",
     "algorithms/augfl.py",
     "algorithms/dynafed/distillation.py",
@@ -125,14 +117,11 @@ NOT_YET: tuple[str, ...] = (
     "platform/fedsweep/world/spec_checks.py",
     "platform/fedsweep/world/stragglers.py",
     "platform/fedsweep/world/transforms.py",
-    "platform/fedsweep/api.py",
-    "platform/fedsweep/cli.py",
     "platform/fedsweep/errors.py",
     "platform/fedsweep/guard.py",
     "platform/fedsweep/method.py",
     "platform/fedsweep/processes.py",
     "platform/fedsweep/records.py",
-    "platform/fedsweep/study.py",
     "platform/fedsweep/submodel.py",
     "platform/fedsweep/trees.py",
 )
@@ -153,10 +142,11 @@ def _is_exempt(path: Path) -> bool:
 
 def _lines(path: Path) -> Iterator[str]:
     place = path.relative_to(_ROOT).as_posix()
+    words = _WORDS - {_FIXED.get(place)}
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in _WORDS:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in words:
             yield f"{place}:{node.lineno}: a variable called {node.id}; name what it holds"
-        if isinstance(node, ast.arg) and node.arg in _WORDS:
+        if isinstance(node, ast.arg) and node.arg in words:
             yield f"{place}:{node.lineno}: a parameter called {node.arg}; name what it holds"
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             text = ast.get_docstring(node) or ""
