@@ -32,8 +32,8 @@ def plan_of(sections: Mapping[str, Any], dataset: Dataset) -> Plan:
     """Plan the run of a set-up's configuration.
 
     Args:
-        sections: ``scenario``, ``model``, ``method``, ``training`` and ``runtime``, as in a file; clients are split alike,
-            rounds never end, and nothing is tested, checkpointed or tracked, unless it says so.
+        sections: ``scenario``, ``model``, ``method``, ``training`` and ``runtime``, as in a file; clients are split
+            alike, rounds never end, and nothing is tested, checkpointed or tracked, unless it says so.
         dataset: What the clients train on.
     """
     scenario = {"dataset": dataset.name, "partition": {"kind": "iid"}, **sections["scenario"]}

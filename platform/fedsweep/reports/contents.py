@@ -101,9 +101,7 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
     configs = config_table([runs[setting.runs[0]].flat for setting in settings])
     tables, problems = reported_tables(sources.sweeps)
     # A table's columns are different worlds on purpose.
-    one_table = len(tables) == 1 and all(
-        run.folder.resolve().parent == sources.sweeps[0].resolve() for run in sources.runs
-    )
+    one_table = len(tables) == 1 and all(r.folder.resolve().parent == sources.sweeps[0].resolve() for r in sources.runs)
     worlds = [] if one_table or keys not in (None, LayoutKeys()) else _world_notes(study.layout)
     notes = (*sources.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
     charts = {
