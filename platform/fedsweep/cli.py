@@ -174,7 +174,7 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _shortened(text: str) -> str:
-    """Cut a long message in its middle, where the value stands: the fault stands first and the way out last.
+    """Shorten a long message in its middle: the fault stands first, the way out last, a long value between.
 
     Control characters, which a file may have brought, are no concern of the terminal's.
     """
@@ -195,7 +195,7 @@ def _usage(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _surroundings(*, debug: bool) -> Iterator[None]:
-    """Run a command with the user's own modules, and without chatter from libraries on standard error."""
+    """Surround a command with the user's own modules, and no chatter from libraries on standard error."""
     look_here_last()  # for package.module:callable
     handler = _ToStandardError(debug=debug)
     logger = logging.getLogger("fedsweep")

@@ -388,7 +388,7 @@ def test_damaged_clients_are_noted_and_the_run_is_shown(tmp_path: Path) -> None:
 def test_trials_of_a_sweep_that_never_began_are_noted(tmp_path: Path) -> None:
     trials = tuple(Trial(number=n, values={"x": n}, label=f"x={n}", folder=f"{n}-x") for n in (1, 2, 3))
     sweep = SweepFolder(tmp_path / "runs")
-    sweep.create(SweepPlan(given={}, trials=trials), config_yaml="name: s\n", overwrite=False)
+    sweep.create(SweepPlan(config_tree={}, trials=trials), config_yaml="name: s\n", overwrite=False)
     write_run(tmp_path / "runs" / "1-x")
     page = report(tmp_path)
     assert f"2 of 3 trials of {tmp_path / 'runs'} are not in this report: 2-x, 3-x" in page.text
@@ -421,7 +421,7 @@ def verdict(*, p_value: float | None, is_real: bool) -> dict[str, Any]:
 def test_the_sweeps_verdict_stands_above_its_settings(tmp_path: Path, differences: Any, words: str) -> None:
     trials = tuple(Trial(number=n, values={"seed": n}, label="x", folder=f"{n}") for n in (1, 2))
     sweep = SweepFolder(tmp_path / "runs")
-    sweep.create(SweepPlan(given={}, trials=trials), config_yaml="name: s\n", overwrite=False)
+    sweep.create(SweepPlan(config_tree={}, trials=trials), config_yaml="name: s\n", overwrite=False)
     for seed in (1, 2):
         write_run(tmp_path / "runs" / str(seed), seed=seed)
     sweep.write_summary({"metrics": {"test_accuracy": "max"}, "settings": [{}, {}], "differences": differences})

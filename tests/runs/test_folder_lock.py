@@ -124,7 +124,7 @@ def test_commands_refuse_a_folder_that_is_being_written(
     config = load_config("tiny.yaml")
     Path("begun").mkdir()
     Path("begun/config.yaml").write_text(config.to_yaml())
-    plan = SweepPlan(given=config.given, trials=tuple(list_trials(config)))
+    plan = SweepPlan(config_tree=config.given, trials=tuple(list_trials(config)))
     SweepFolder(Path("swept")).create(plan, config_yaml=config.to_yaml(), overwrite=False)
     folder = Path(next(word for word in words if word in ("begun", "fresh", "swept"))).absolute()
     with holder(folder) as first:

@@ -63,7 +63,9 @@ def test_resume_into_a_linked_folder_is_refused(name: str, outside: Path, capsys
 def test_sweep_does_not_run_a_trial_into_a_link(outside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config("tiny.yaml")
     trials = tuple(list_trials(config))
-    SweepFolder(Path("swept")).create(SweepPlan(given=config.given, trials=trials), config_yaml=None, overwrite=False)
+    SweepFolder(Path("swept")).create(
+        SweepPlan(config_tree=config.given, trials=trials), config_yaml=None, overwrite=False
+    )
     (Path("swept") / trials[1].folder).symlink_to(outside)
     assert trials[1].folder in refused(["sweep", "--resume", "--out", "swept"], capsys)
     assert list(outside.iterdir()) == []

@@ -17,7 +17,7 @@ from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 def begun(path: Path, given: dict[str, Any]) -> SweepFolder:
     folder = SweepFolder(path)
     trials = tuple(list_trials(load_config(given))) if "sweep" in given else ()
-    folder.create(SweepPlan(given=given, trials=trials), config_yaml="seed: 0\n", overwrite=False)
+    folder.create(SweepPlan(config_tree=given, trials=trials), config_yaml="seed: 0\n", overwrite=False)
     return folder
 
 

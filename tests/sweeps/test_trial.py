@@ -28,7 +28,9 @@ def entry_of(tiny: Callable[..., dict[str, Any]]) -> Callable[..., PreparedTrial
 
 
 def trial_of(entry: PreparedTrial, folder: Path, **more: Any) -> ActiveTrial:
-    return ActiveTrial(TrialSpec(folder=folder, given=entry.config.tree(), **{"metrics": ("test_accuracy",), **more}))
+    return ActiveTrial(
+        TrialSpec(folder=folder, config_tree=entry.config.tree(), **{"metrics": ("test_accuracy",), **more})
+    )
 
 
 def played(trial: ActiveTrial) -> list[dict[str, Any]]:
@@ -133,7 +135,7 @@ def test_a_finished_trial_only_says_its_last_round_again(
 def test_a_trial_that_cannot_begin_leaves_the_reason(tmp_path: Path, entry_of: Callable[..., PreparedTrial]) -> None:
     entry = entry_of({"seed": {"grid": [3]}})
     given = {**entry.config.tree(), "method": {"name": "fedprox", "muu": 1.0}}
-    trial = ActiveTrial(TrialSpec(folder=tmp_path / "t", given=given, metrics=("test_accuracy",)))
+    trial = ActiveTrial(TrialSpec(folder=tmp_path / "t", config_tree=given, metrics=("test_accuracy",)))
     with pytest.raises(ValueError, match="muu"):
         trial.step()
     result = RunFolder(tmp_path / "t").read_result()

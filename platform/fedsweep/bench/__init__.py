@@ -1,1 +1,1 @@
-"""What ``fedsweep bench`` measures: set-ups, plain PyTorch loops beside them, and how the two are compared."""
+"""The benchmark of ``fedsweep bench``: set-ups, plain PyTorch loops beside them, and their comparison."""

@@ -1,4 +1,4 @@
-"""What set-ups train on: the real data set where it is at hand, noise of its shape where it is not."""
+"""The set-ups' data: the real data set where it is at hand, noise of its shape where it is not."""
 
 from __future__ import annotations
 

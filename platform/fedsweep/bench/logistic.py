@@ -25,13 +25,13 @@ _GIVEN: Mapping[str, Any] = {
 
 
 def logistic(request: Request) -> Sequence[Figure]:
-    """A hundred rounds in one process against a plain loop, and the whole command from its start to its end."""
+    """Time a hundred rounds in one process against a plain loop, and the whole command from its start to its end."""
     dataset, called = data_for("mnist", request)
     rounds = request.rounds or _ROUNDS
     plan = plan_of(_GIVEN, dataset)
     plain = PlainLoop(work_of(plan, dataset)).play
-    told = {"what": f"{rounds} rounds, in one process", "against": "a plain loop", "data": called}
-    rounds_alone = beside(plain, plan, request, rounds=rounds, **told)
+    fields = {"what": f"{rounds} rounds, in one process", "against": "a plain loop", "data": called}
+    rounds_alone = beside(plain, plan, request, rounds=rounds, **fields)
     if not request.is_full:
         return [rounds_alone]
     whole = tuple(_command(request, rounds, named=called == "mnist") for _ in range(request.repeats))
@@ -39,12 +39,12 @@ def logistic(request: Request) -> Sequence[Figure]:
 
 
 def _command(request: Request, rounds: int, *, named: bool) -> float:
-    """Seconds of ``fedsweep run`` in a process of its own, with tables, checkpoints and tests as by default."""
+    """Time ``fedsweep run`` in a process of its own, with tables, checkpoints and tests as by default; in seconds."""
     scenario = {"partition": {"kind": "iid"}, "root": request.root} | _GIVEN["scenario"]
     scenario["dataset"] = "mnist" if named else "fedsweep.bench.data:noise_like_mnist"
     training = {**_GIVEN["training"], "rounds": rounds}
-    given = {"name": "L1", **_GIVEN, "scenario": scenario, "training": training, "tracking": {"uri": "none"}}
-    return whole_command(given)[0]
+    tree = {"name": "L1", **_GIVEN, "scenario": scenario, "training": training, "tracking": {"uri": "none"}}
+    return whole_command(tree)[0]
 
 
 L1 = SetUp(

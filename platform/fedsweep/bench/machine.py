@@ -35,17 +35,17 @@ def machine_facts(device: str) -> dict[str, Any]:
 
 
 def load_of_others() -> float:
-    """CPUs that other processes use now, on average; the least of a few looks, since any machine hiccups."""
+    """Measure the CPUs that other processes use now, on average: the least of a few looks; any machine hiccups."""
     import psutil
 
     psutil.cpu_percent()
-    found = []
+    loads = []
     for _ in range(_LOOKS):
         time.sleep(_LOOK_S)
-        found.append(psutil.cpu_percent() / 100 * (os.cpu_count() or 1))
-        if found[-1] <= MOST_LOAD_CPUS:
+        loads.append(psutil.cpu_percent() / 100 * (os.cpu_count() or 1))
+        if loads[-1] <= MOST_LOAD_CPUS:
             break
-    return min(found)
+    return min(loads)
 
 
 def _cpu_name() -> str:

@@ -25,7 +25,7 @@ from fedsweep.world.data.datasets import Dataset
 
 @dataclass(frozen=True, kw_only=True)
 class PlainWork:
-    """What a plain loop does in a round; N clients of n samples.
+    """A plain loop's work in a round; N clients of n samples.
 
     Attributes:
         build: Makes the network.
@@ -50,7 +50,7 @@ class PlainWork:
     device: str = "cpu"
 
     def share(self, part: int, parts: int) -> PlainWork:
-        """What one of several processes does."""
+        """Return the work of one of several processes."""
         return replace(
             self,
             images=self.images[part::parts],

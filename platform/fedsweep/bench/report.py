@@ -1,4 +1,4 @@
-"""What came out, as rows of a table and as JSON."""
+"""The benchmark's figures, as rows of a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COLUMNS = ("set-up", "what", "against", "ratio", "least to greatest", "ours", "t
 
 
 def row(name: str, figure: Figure, *, is_judged: bool) -> tuple[str, ...]:
-    """One figure's row under :data:`COLUMNS`, beside its set-up's name."""
+    """Return one figure's row under :data:`COLUMNS`, beside its set-up's name."""
     ratios = figure.ratios
     theirs = sorted(figure.reference_s)[len(figure.reference_s) // 2] if figure.reference_s else None
-    asked = [f">= {figure.asked:g}"] if figure.asked is not None else []
-    asked += [f"<= {figure.limit_s:g} s"] if figure.limit_s is not None else []
+    demands = [f">= {figure.asked:g}"] if figure.asked is not None else []
+    demands += [f"<= {figure.limit_s:g} s"] if figure.limit_s is not None else []
     return (
         name,
         f"{figure.what}{f' ({figure.data})' if figure.data else ''}",
@@ -26,7 +26,7 @@ def row(name: str, figure: Figure, *, is_judged: bool) -> tuple[str, ...]:
         f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "",
         f"{figure.seconds:.3g} s",
         "" if theirs is None else f"{theirs:.3g} s",
-        ", ".join(asked),
+        ", ".join(demands),
         verdict(figure, is_judged=is_judged),
     )
 
@@ -41,9 +41,9 @@ def verdict(figure: Figure, *, is_judged: bool) -> str:
 
 
 def tree(
-    found: Sequence[tuple[str, Figure]], *, machine: Mapping[str, Any], loads: Mapping[str, float], is_judged: bool
+    figures: Sequence[tuple[str, Figure]], *, machine: Mapping[str, Any], loads: Mapping[str, float], is_judged: bool
 ) -> dict[str, Any]:
-    """What ``--json`` writes; ``loads`` are the CPUs that others used before each set-up."""
+    """Return the contents of ``--json``; ``loads`` are the CPUs that others used before each set-up."""
     return {
         "format": 1,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -59,6 +59,6 @@ def tree(
                 "ratio": figure.ratio,
                 "verdict": verdict(figure, is_judged=is_judged) or None,
             }
-            for name, figure in found
+            for name, figure in figures
         ],
     }

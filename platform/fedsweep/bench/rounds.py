@@ -28,18 +28,18 @@ from fedsweep.world.data.datasets import Dataset
 _NEVER = 1_000_000
 
 
-def plan_of(given: Mapping[str, Any], dataset: Dataset) -> Plan:
-    """The run of a set-up's configuration.
+def plan_of(sections: Mapping[str, Any], dataset: Dataset) -> Plan:
+    """Plan the run of a set-up's configuration.
 
     Args:
-        given: The sections ``scenario``, ``model``, ``method``, ``training`` and ``runtime``, as in a file; clients are
-            split alike, rounds never end, and nothing is tested, checkpointed or tracked, unless it says so.
+        sections: ``scenario``, ``model``, ``method``, ``training`` and ``runtime``, as in a file; clients are split
+            alike, rounds never end, and nothing is tested, checkpointed or tracked, unless it says so.
         dataset: What the clients train on.
     """
-    scenario = {"dataset": dataset.name, "partition": {"kind": "iid"}, **given["scenario"]}
-    training = {"rounds": _NEVER, **given["training"]}
+    scenario = {"dataset": dataset.name, "partition": {"kind": "iid"}, **sections["scenario"]}
+    training = {"rounds": _NEVER, **sections["training"]}
     quiet = {"evaluation": {"every": _NEVER}, "checkpoint": {"every": _NEVER}, "tracking": {"uri": "none"}}
-    tree = {"name": "bench", **quiet, **given, "scenario": scenario, "training": training}
+    tree = {"name": "bench", **quiet, **sections, "scenario": scenario, "training": training}
     return plan_run(load_config(tree), dataset)
 
 
@@ -87,21 +87,21 @@ def playing(plan: Plan) -> Iterator[Player]:
                 yield Player(session)
 
 
-def beside(plain: Callable[[int], float], plan: Plan, request: Request, *, rounds: int, **told: Any) -> Figure:
-    """Rounds of a run in turns with those of a plain loop, which returns its seconds; ``told`` is the figure's."""
+def beside(plain: Callable[[int], float], plan: Plan, request: Request, *, rounds: int, **fields: Any) -> Figure:
+    """Time rounds of a run in turns with those of a plain loop, which returns its seconds; ``fields`` of the figure."""
     with playing(plan) as ours:
-        return in_turns(lambda: ours.play(rounds), lambda: plain(rounds), request.repeats, **told)
+        return in_turns(lambda: ours.play(rounds), lambda: plain(rounds), request.repeats, **fields)
 
 
-def whole_command(given: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
-    """``fedsweep run`` in a process of its own and an empty folder: its seconds, and what ``result.json`` holds.
+def whole_command(tree: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
+    """Time ``fedsweep run`` in a process of its own and an empty folder; also returns its ``result.json``.
 
     Raises:
         RunError: It failed.
     """
     with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as folder:
         source, out = Path(folder) / "bench.yaml", Path(folder) / "runs" / "run"
-        source.write_text(json.dumps(given), encoding="utf-8")
+        source.write_text(json.dumps(tree), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "fedsweep", "run", str(source), "--out", str(out), "--quiet"]
         began = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What a set-up of the benchmark is, what it is asked, and what it measures."""
+"""Set-ups of the benchmark, requests to them, and their figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCALES = ("quick", "full")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a set-up is asked for.
+    """A request to a set-up.
 
     Attributes:
         device: One of :data:`DEVICES`.
@@ -58,7 +58,7 @@ class Figure:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """How many times as fast as the reference, pair by pair; empty where there is none."""
+        """The reference's seconds over ours, pair by pair; empty where there is no reference."""
         if not self.reference_s:
             return ()
         return tuple(theirs / ours for theirs, ours in zip(self.reference_s, self.ours_s, strict=True))
@@ -80,7 +80,7 @@ class Figure:
 
     @property
     def is_good(self) -> bool | None:
-        """Whether what is asked is reached; None: nothing is asked."""
+        """True where the figure reaches the demands on it; None: there are none."""
         reached = []
         if self.asked is not None and self.ratio is not None:
             reached.append(self.ratio >= self.asked)
@@ -109,19 +109,19 @@ class SetUp:
 
 
 def in_turns(
-    ours: Callable[[], float], reference: Callable[[], float], repeats: int, *, warm_up: bool = True, **told: Any
+    ours: Callable[[], float], reference: Callable[[], float], repeats: int, *, warm_up: bool = True, **fields: Any
 ) -> Figure:
-    """Both sides measured in turns.
+    """Measure both sides in turns.
 
     Args:
         ours: Does the work once; returns its seconds.
         reference: Likewise.
         repeats: How often, at least 1.
         warm_up: Each side first does the work once uncounted.
-        told: The figure's other fields.
+        fields: The figure's other fields.
     """
     if warm_up:
         reference(), ours()
     pairs = [(ours(), reference()) for _ in range(repeats)]
     seconds, theirs = zip(*pairs, strict=True)
-    return Figure(ours_s=seconds, reference_s=theirs, **told)
+    return Figure(ours_s=seconds, reference_s=theirs, **fields)

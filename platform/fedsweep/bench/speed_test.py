@@ -38,13 +38,13 @@ def planned(dataset: Dataset, runtime: Mapping[str, Any], **more: Any) -> Plan:
 
 
 def on_cpus(request: Request) -> Sequence[Figure]:
-    """Two client actors against two plain processes."""
+    """Time two client actors against two plain processes."""
     dataset, called = data_for("cifar10", request)
     plan = planned(dataset, {"backend": "ray", "client_actors": 2, "device": "cpu"})
     rounds = request.rounds or (CPU_ROUNDS if request.is_full else _QUICK_CPU_ROUNDS)
     with plain_processes(work_of(plan, dataset), 2) as plain:
-        told = {"what": f"{rounds} rounds, 2 client actors", "against": "two plain processes", "data": called}
-        return [beside(plain, plan, request, rounds=rounds, **told)]
+        fields = {"what": f"{rounds} rounds, 2 client actors", "against": "two plain processes", "data": called}
+        return [beside(plain, plan, request, rounds=rounds, **fields)]
 
 
 def on_device(request: Request) -> Sequence[Figure]:

@@ -20,34 +20,34 @@ _ACTORS: Mapping[str, Any] = {"backend": "ray", "client_actors": 2, "device": "c
 
 
 def planned(dataset: Dataset, *, method: Mapping[str, Any], steps: int, runtime: Mapping[str, Any]) -> Plan:
-    """A run on LeNet-5 with CIFAR-10, or noise of its shape; each client takes ``steps`` in a round."""
+    """Plan a run on LeNet-5 with CIFAR-10, or noise of its shape; each client takes ``steps`` in a round."""
     training = {"cohort_size": 10, "local_steps": steps, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.01}}
-    given = {
+    sections = {
         "scenario": {"clients": 100},
         "model": {"name": "lenet5"},
         "method": method,
         "training": training,
         "runtime": runtime,
     }
-    return plan_of(given, dataset)
+    return plan_of(sections, dataset)
 
 
 def long_rounds(request: Request) -> Sequence[Figure]:
-    """Two client actors against two plain processes."""
+    """Time two client actors against two plain processes."""
     steps = _STEPS if request.is_full else _QUICK_STEPS
     dataset, called = data_for("cifar10", request)
     plan = planned(dataset, method={"name": "fedavg"}, steps=steps, runtime=_ACTORS)
     rounds = request.rounds or 1
     what = f"{rounds} x {steps} steps, 2 client actors"
     with plain_processes(work_of(plan, dataset), 2) as plain:
-        told = {"what": what, "against": "two plain processes", "asked": 0.96, "data": called}
-        return [beside(plain, plan, request, rounds=rounds, **told)]
+        fields = {"what": what, "against": "two plain processes", "asked": 0.96, "data": called}
+        return [beside(plain, plan, request, rounds=rounds, **fields)]
 
 
 def short_rounds(request: Request) -> Sequence[Figure]:
-    """One process against two plain loops: what a round costs beside its steps.
+    """Time one process against two plain loops: the cost of a round beside its steps.
 
-    What is asked is asked against the loop that readies all images of a client, as plain programs do. The other one
+    The least ratio is asked against the loop that readies all images of a client, as plain programs do. The other one
     readies those ten that the step looks at, and so does fedsweep.
     """
     rounds = request.rounds or (_SHORT_ROUNDS if request.is_full else _QUICK_SHORT_ROUNDS)
@@ -67,15 +67,15 @@ def short_rounds(request: Request) -> Sequence[Figure]:
                 request.repeats,
                 what=f"{rounds} rounds of one step, in one process",
                 against=name,
-                asked=asked,
+                asked=least_ratio,
                 data=called,
             )
-            for name, (plain, asked) in loops.items()
+            for name, (plain, least_ratio) in loops.items()
         ]
 
 
 def rounds_in_step(request: Request) -> Sequence[Figure]:
-    """DynamicSGD on two client actors against a plain loop that averages after every step."""
+    """Time DynamicSGD on two client actors against a plain loop that averages after every step."""
     steps = _STEPS if request.is_full else _QUICK_STEPS
     method = {"name": "dynamicsgd", "sync_rule": "paper"}
     dataset, called = data_for("cifar10", request)
@@ -83,8 +83,8 @@ def rounds_in_step(request: Request) -> Sequence[Figure]:
     rounds = request.rounds or 1
     plain = PlainLoop(work_of(plan, dataset)).play_in_step
     what = f"{rounds} x {steps} steps, averaged after each, 2 client actors"
-    told = {"what": what, "against": "a plain loop", "asked": 1.8, "data": called}
-    return [beside(plain, plan, request, rounds=rounds, **told)]
+    fields = {"what": what, "against": "a plain loop", "asked": 1.8, "data": called}
+    return [beside(plain, plan, request, rounds=rounds, **fields)]
 
 
 _LENET = "LeNet-5, 100 clients of 500, cohorts of 10, batches of 10"

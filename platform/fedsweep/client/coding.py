@@ -70,10 +70,10 @@ class Encoder:
         return {"codec": self._left} if self._codec.error_feedback else {}
 
     def _grown(self, part: Tensor) -> Tensor:
-        """A part's values in full size; what does not travel is as it was."""
-        held = self._submodel.embed(self._submodel.layout(self._full).padded(part), self._full)
-        values, params = held.vector[: self._full.num_params], slice(self._full.num_params)
-        return values.clone() if held.cover is None else torch.where(held.cover[params], values, self._left)
+        """Return a part's values [P] in full size; those that do not travel are as they were."""
+        embedded = self._submodel.embed(self._submodel.layout(self._full).padded(part), self._full)
+        values, params = embedded.vector[: self._full.num_params], slice(self._full.num_params)
+        return values.clone() if embedded.cover is None else torch.where(embedded.cover[params], values, self._left)
 
 
 def travelling(submodel: SubModel, full: FlatLayout) -> Tensor:

@@ -101,7 +101,7 @@ class LocalRound:
             side.optimizer,
             self.model,
             learning_rate=learning_rate,
-            kept=memory.get("optimizer") if side.optimizer.keep == "persist" or task.held is not None else None,
+            memory=memory.get("optimizer") if side.optimizer.keep == "persist" or task.progress is not None else None,
         )
         remembered = memory.get("terms", {})
         self._terms = [ClientTerm(term, remembered.get(term.name), facts, full) for term in side.terms]
@@ -122,14 +122,14 @@ class LocalRound:
         self._extras: Payload = {}
         self._progress = Progress()
         # Work of an earlier round that it goes on with, until a model is received.
-        self._goes_on = task.held is not None
-        if task.held is not None:
-            self._restore(task.held, memory)
+        self._goes_on = task.progress is not None
+        if task.progress is not None:
+            self._restore(task.progress, memory)
 
-    def _restore(self, held: Progress, memory: dict[str, Any]) -> None:
+    def _restore(self, progress: Progress, memory: dict[str, Any]) -> None:
         """Take up the work of an earlier round."""
-        self._progress = held
-        self._optimizer.momentum_weight = held.momentum_weight
+        self._progress = progress
+        self._optimizer.momentum_weight = progress.momentum_weight
         # Copied first: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
         self.model.vector.copy_(torch.from_numpy(np.array(memory["held"])))
         if "anchor" in memory:
@@ -317,7 +317,7 @@ class LocalRound:
         # Nobody waited for these steps: what is kept over the round's end is the job done, not the job begun.
         if self._job.due:
             self.advance()
-        totals = replace(self._totals, held=None if attended else self._progress)
+        totals = replace(self._totals, progress=None if attended else self._progress)
         if self._side.track_accuracy:
             totals = replace(totals, pass_accuracies=pass_accuracies(self.steps.hits, len(self._shard)))
         memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}

@@ -32,7 +32,7 @@ def cut_memory(memory: Any, submodel: SubModel, full: FlatLayout) -> Any:
 
 
 def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayout) -> Any:
-    """The reverse of :func:`cut_memory`; what the part does not hold is as it was ``before``, in full size, or zero."""
+    """Undo :func:`cut_memory`; values outside the part are as they were ``before``, in full size, or zero."""
     if submodel == FULL_MODEL:
         return memory
     part = submodel.layout(full)
@@ -42,22 +42,22 @@ def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayo
         if covered.cover is None:
             return _like(tree, full, covered.vector)
         # At this place there may have been nothing, or something else, before.
-        kept = _flat(old, full) if _is_param_tree(old, full) else torch.zeros(full.num_values)
-        return _like(tree, full, torch.where(covered.cover, covered.vector, kept.to(covered.vector)))
+        previous = _flat(old, full) if _is_param_tree(old, full) else torch.zeros(full.num_values)
+        return _like(tree, full, torch.where(covered.cover, covered.vector, previous.to(covered.vector)))
 
     return _mapped(memory, before, full, grow)
 
 
 def _mapped(memory: Any, other: Any, full: FlatLayout, change: Callable[[ParamTree, Any], ParamTree]) -> Any:
-    """The memory with its trees of parameters changed, each beside what stands at its place in ``other``."""
+    """Return the memory with its trees of parameters changed, each beside the value at its place in ``other``."""
     if _is_param_tree(memory, full):
         return change(memory, other)
     if isinstance(memory, dict):
         beside = other if isinstance(other, dict) else {}
         return {key: _mapped(value, beside.get(key), full, change) for key, value in memory.items()}
     if isinstance(memory, list | tuple):
-        known = other if isinstance(other, list | tuple) and len(other) == len(memory) else [None] * len(memory)
-        return type(memory)(_mapped(value, old, full, change) for value, old in zip(memory, known, strict=True))
+        others = other if isinstance(other, list | tuple) and len(other) == len(memory) else [None] * len(memory)
+        return type(memory)(_mapped(value, old, full, change) for value, old in zip(memory, others, strict=True))
     return memory
 
 
@@ -81,6 +81,6 @@ def _like(tree: ParamTree, layout: FlatLayout, vector: Tensor) -> ParamTree:
 
 
 def _flat(tree: ParamTree, layout: FlatLayout) -> Tensor:
-    """The tree as a vector [V]; what it does not have is zero."""
-    given = torch.cat([tree[name].detach().reshape(-1) for name in layout.names if name in tree])
-    return torch.cat([given, given.new_zeros(layout.num_values - given.numel())])
+    """Return the tree as a vector [V]; values that it does not have are zero."""
+    values = torch.cat([tree[name].detach().reshape(-1) for name in layout.names if name in tree])
+    return torch.cat([values, values.new_zeros(layout.num_values - values.numel())])

@@ -93,13 +93,13 @@ class ClientTask:
         client: Its id.
         work: How much it does.
         submodel: What part of the model it trains.
-        held: It goes on from the params that it kept, with these figures; None: it starts from the server's.
+        progress: It goes on from the params that it kept, with these figures; None: it starts from the server's.
     """
 
     client: int
     work: ClientWork
     submodel: SubModel
-    held: Progress | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +215,7 @@ class RoundTotals:
         steps: Local steps.
         samples: Samples that went through a step, repeats included.
         loss_sum: Sum of the steps' losses.
-        held: The client goes on next round from its own params; what it has done since its anchor.
+        progress: Its work since its anchor, where it goes on next round from its own params.
         pass_accuracies: Training accuracy of each pass over the data, where the scenario asks for it.
         probed: Forward passes of one sample that its measurements took.
     """
@@ -223,7 +223,7 @@ class RoundTotals:
     steps: int
     samples: int
     loss_sum: float
-    held: Progress | None = None
+    progress: Progress | None = None
     pass_accuracies: tuple[float, ...] = ()
     probed: float = 0
 

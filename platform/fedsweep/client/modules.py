@@ -66,8 +66,8 @@ class BoundModule:
             The loss.
         """
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        pairs = [(value, given) for value, given in zip(values, gradients, strict=False) if given is not None]
-        torch._foreach_add_([value for value, _ in pairs], [given for _, given in pairs], alpha=-rate)
+        pairs = [(value, gradient) for value, gradient in zip(values, gradients, strict=False) if gradient is not None]
+        torch._foreach_add_([value for value, _ in pairs], [gradient for _, gradient in pairs], alpha=-rate)
         return loss.detach()
 
 

@@ -37,7 +37,7 @@ class ClientOptimizer:
         settings: Which, and what becomes of its state.
         model: The client's; its params are stepped as one vector. State that is averaged lies in its vector.
         learning_rate: The round's.
-        kept: What an earlier round's :meth:`arrays` gave, in the full model's size; None: a fresh start.
+        memory: An earlier round's :meth:`arrays`, in the full model's size; None: a fresh start.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class ClientOptimizer:
         model: ClientModel,
         *,
         learning_rate: float,
-        kept: Mapping[str, np.ndarray] | None,
+        memory: Mapping[str, np.ndarray] | None,
     ) -> None:
-        self._settings, self._model, self._flat, self._kept = settings, model, model.flat, dict(kept or {})
+        self._settings, self._model, self._flat, self._memory = settings, model, model.flat, dict(memory or {})
         self._learning_rate = learning_rate
         self.momentum_weight = 0.0
         scale = model.submodel.step_scale(model.full) if model.submodel.scales_steps else None
@@ -69,12 +69,12 @@ class ClientOptimizer:
             rider = self._model.riders[f"optimizer.{name}"]
             return rider if whole else rider[0]
         if not whole:  # Adam's step count stays on the CPU
-            return torch.from_numpy(np.array(self._kept.get(name, 0.0), dtype=np.float32))
+            return torch.from_numpy(np.array(self._memory.get(name, 0.0), dtype=np.float32))
         value = torch.zeros_like(self._flat.detach())
-        if name in self._kept:
+        if name in self._memory:
             # The sub-model's share of what has one value per parameter of the full model.
             full = self._model.full
-            padded = full.padded(torch.from_numpy(np.array(self._kept[name])))
+            padded = full.padded(torch.from_numpy(np.array(self._memory[name])))
             value.copy_(self._model.submodel.extract(padded, full)[: len(value)])
         return value
 
@@ -84,7 +84,7 @@ class ClientOptimizer:
         covered, params = model.submodel.stays(model.layout.padded(part), model.full), slice(model.full.num_params)
         whole = covered.vector[params].clone()
         if covered.cover is not None:
-            old = torch.from_numpy(np.array(self._kept[name])) if name in self._kept else torch.zeros_like(whole)
+            old = torch.from_numpy(np.array(self._memory[name])) if name in self._memory else torch.zeros_like(whole)
             whole = torch.where(covered.cover[params], whole, old)
         return whole.numpy()
 

@@ -148,11 +148,11 @@ class StepPart:
             vector[own] = grown if self._cover is None else torch.where(self._cover[own], grown, vector[own])
 
     def undo_elsewhere(self, values: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-        """Put what the part does not hold of values with one entry per parameter [P] back to what it was."""
+        """Put back values [P], one per parameter, outside the part."""
         if self._cover is not None:
-            held = self._cover[: self._whole.num_params]
+            covered = self._cover[: self._whole.num_params]
             for value, old in zip(values, before, strict=True):
-                torch.where(held, value, old, out=value)
+                torch.where(covered, value, old, out=value)
 
 
 def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:

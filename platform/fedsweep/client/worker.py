@@ -257,7 +257,7 @@ class Worker:
         # Ascending by client, so that sums over them come out the same however the clients lie.
         replies = tuple(self._rounds[client].reply(leaves=segment.closes) for client in sorted(due))
         totals: dict[int, RoundTotals] = {}
-        kept: dict[int, State] = {}
+        memories: dict[int, State] = {}
         if segment.closes:
             # Steps that no sync point of the round waited for.
             together = self._taken_together(sorted(self._rounds)) if self._lanes is not None else {}
@@ -267,10 +267,10 @@ class Worker:
                         local.advance(taken=together[client])
                     totals[client], memory = local.close(attended=client in self._attended)
                 if memory is not None:
-                    kept[client] = memory
+                    memories[client] = memory
             self._rounds, self._attended = {}, set()
         notes = () if self._lanes is None else self._lanes.notes()
-        return SegmentReply(replies=replies, totals=totals, memories=kept, aggregate=aggregate, notes=notes)
+        return SegmentReply(replies=replies, totals=totals, memories=memories, aggregate=aggregate, notes=notes)
 
     @contextmanager
     def _guarded(self, segment: Segment, client: int) -> Iterator[None]:
@@ -298,9 +298,9 @@ class Worker:
                 tests = self._shard(self._tests.images, self._tests.labels, own, classes)
             memory = memories.get(client)
             local = self._local_round(task, round=question.round, learning_rate=0.0, memory=memory, tests=tests)
-            asked = [probe for probe in question.probes if probe.asks(client)]
+            probes = [probe for probe in question.probes if probe.asks(client)]
             try:
-                answers[client] = local.measured_at(vector, asked)
+                answers[client] = local.measured_at(vector, probes)
             except (FedsweepError, MemoryError):
                 raise
             except Exception as error:

@@ -114,12 +114,12 @@ def _check(chosen: list[SetUp], *, scale: str, rounds: int | None, root: str | N
 
 
 def _measure(chosen: list[SetUp], request: Request, *, json: Path | None, anyway: bool) -> bool:
-    """Measure, print and write; whether a figure that is judged is missed."""
+    """Measure, print and write; true where a figure that is judged is missed."""
     from fedsweep.bench.machine import MOST_LOAD_CPUS, load_of_others, machine_facts
     from fedsweep.bench.report import COLUMNS, row, tree, verdict
     from fedsweep.commands.terminal.output import make_console, make_table
 
-    found: list[tuple[str, Figure]] = []
+    figures: list[tuple[str, Figure]] = []
     loads: dict[str, float] = {}
     for setup in chosen:
         loads[setup.name] = load = round(load_of_others(), 2)
@@ -130,18 +130,18 @@ def _measure(chosen: list[SetUp], request: Request, *, json: Path | None, anyway
             )
         request.say(f"{setup.name}: {setup.summary}")
         for figure in setup.measure(request):
-            found.append((setup.name, figure))
+            figures.append((setup.name, figure))
             request.say(f"{setup.name}: {figure.shown()}")
     is_judged = max(loads.values()) <= MOST_LOAD_CPUS
     table = make_table(*COLUMNS, left=3)
-    for name, figure in found:
+    for name, figure in figures:
         table.add_row(*row(name, figure, is_judged=is_judged))
     make_console().print(table, markup=False)
     if not is_judged:
         print(f"the machine was busy (others used up to {max(loads.values()):g} CPUs): nothing is judged")
     if json is not None:
-        _write(json, tree(found, machine=machine_facts(request.device), loads=loads, is_judged=is_judged))
-    return any(verdict(figure, is_judged=is_judged) == "missed" for _, figure in found)
+        _write(json, tree(figures, machine=machine_facts(request.device), loads=loads, is_judged=is_judged))
+    return any(verdict(figure, is_judged=is_judged) == "missed" for _, figure in figures)
 
 
 def _write(path: Path, content: dict[str, object]) -> None:

@@ -88,16 +88,16 @@ def show(
     from fedsweep.plugins import is_reference, resolve_reference
 
     everything = {kind: _of_kind(kind) for kind in KINDS}
-    found = [(kind, entry) for kind, entries in everything.items() for entry in entries if entry.name == name]
-    if not found and is_reference(name):
+    entries_of_name = [(kind, entry) for kind, entries in everything.items() for entry in entries if entry.name == name]
+    if not entries_of_name and is_reference(name):
         print(f"component {name}: your own")
         _print_builder(resolve_reference("component", name))
         return
-    if not found:
+    if not entries_of_name:
         names = {entry.name for entries in everything.values() for entry in entries}
-        said, _, _ = unknown_name("name", name, names).partition(" (known: ")
-        raise ConfigError(f"{said} (all names: fedsweep list {' | '.join(KINDS)})")
-    for kind, entry in found:
+        message, _, _ = unknown_name("name", name, names).partition(" (known: ")
+        raise ConfigError(f"{message} (all names: fedsweep list {' | '.join(KINDS)})")
+    for kind, entry in entries_of_name:
         _print_entry(kind.removesuffix("s"), entry)
 
 

@@ -32,7 +32,7 @@ _TINY = {
 
 
 class Problem(Exception):
-    """What keeps the main job from running, and the way out."""
+    """An obstacle to the main job, and the way out."""
 
 
 def doctor(
@@ -136,10 +136,12 @@ def _shared_memory() -> str:
 def _leftovers() -> str:
     from fedsweep.fleet.ray_leftovers import dead_sessions
 
-    found = dead_sessions()
-    if not found:
+    sessions = dead_sessions()
+    if not sessions:
         return "no folders of runs that are over"
-    return f"{len(found)} folders of runs that are over, in {found[0].parent}; fedsweep doctor --clear removes them"
+    return (
+        f"{len(sessions)} folders of runs that are over, in {sessions[0].parent}; fedsweep doctor --clear removes them"
+    )
 
 
 def _permission() -> str:

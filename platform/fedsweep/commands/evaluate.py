@@ -60,60 +60,60 @@ def evaluate(
 
     if plot is not None:
         checked_path(plot)  # before the work
-    found = evaluate_model(run, data=data, model=model, overrides=overrides or [])
+    evaluated = evaluate_model(run, data=data, model=model, overrides=overrides or [])
     if as_json:
         import json
 
-        print(json.dumps(found.tree(), allow_nan=False))
+        print(json.dumps(evaluated.tree(), allow_nan=False))
     else:
-        _print(found, make_console())
-    for text in found.notes:
+        _print(evaluated, make_console())
+    for text in evaluated.notes:
         note(f"note: {text}")
     if plot is not None:
         from fedsweep.figures.confusion import plot_confusion
 
-        plot_confusion(found.confusion, plot, class_names=found.class_names)
+        plot_confusion(evaluated.confusion, plot, class_names=evaluated.class_names)
         (note if as_json else print)(f"picture: {plot.absolute()}")
 
 
-def _print(found: Evaluated, console: Console) -> None:
+def _print(evaluated: Evaluated, console: Console) -> None:
     print(
-        f"{found.data}, {found.num_samples} samples: accuracy {found.test_accuracy:.4f}, loss {found.test_loss:.4f};"
-        f" model {found.model}"
+        f"{evaluated.data}, {evaluated.num_samples} samples: accuracy {evaluated.test_accuracy:.4f},"
+        f" loss {evaluated.test_loss:.4f}; model {evaluated.model}"
     )
-    if len(found.confusion) <= _MOST_CLASSES:
-        _print_classes(found, console)
+    if len(evaluated.confusion) <= _MOST_CLASSES:
+        _print_classes(evaluated, console)
     else:
-        _print_confusions(found, console)
-    _print_spread(found.figures, console)
+        _print_confusions(evaluated, console)
+    _print_spread(evaluated.figures, console)
 
 
-def _print_classes(found: Evaluated, console: Console) -> None:
+def _print_classes(evaluated: Evaluated, console: Console) -> None:
     """A row for each true class, with its row of the confusion matrix."""
     from fedsweep.commands.terminal.output import make_table
 
-    labels = [f"c{label}" for label in range(len(found.confusion))]
-    names = ["name"] if found.class_names else []
+    labels = [f"c{label}" for label in range(len(evaluated.confusion))]
+    names = ["name"] if evaluated.class_names else []
     table = make_table("class", *names, "accuracy", "samples", *labels, left=1 + len(names))
-    for row in found.classes():
-        counts = [str(count) if count else "." for count in found.confusion[row["class"]].tolist()]
+    for row in evaluated.classes():
+        counts = [str(count) if count else "." for count in evaluated.confusion[row["class"]].tolist()]
         cells = [f"c{row['class']}", *([row["name"]] if names else [])]
         table.add_row(*cells, _share(row["accuracy"]), str(row["samples"]), *counts)
     console.print("\nconfusion: rows true, columns predicted", highlight=False)
     console.print(table)
 
 
-def _print_confusions(found: Evaluated, console: Console) -> None:
+def _print_confusions(evaluated: Evaluated, console: Console) -> None:
     """The classes that are told worst, and what they are taken for most often."""
     from fedsweep.commands.terminal.output import make_table
 
-    rows = sorted((row for row in found.classes() if row["samples"]), key=lambda row: row["accuracy"])
+    rows = sorted((row for row in evaluated.classes() if row["samples"]), key=lambda row: row["accuracy"])
     table = make_table("class", "accuracy", "samples", "taken for", left=1)
     for row in rows[:_MOST_CONFUSIONS]:
-        own = found.confusion[row["class"]]
+        own = evaluated.confusion[row["class"]]
         others = [k for k in (-own).argsort(kind="stable")[:4].tolist() if own[k] and k != row["class"]][:3]
-        taken = " ".join(f"{_named(found.class_names, k)}:{own[k]}" for k in others)
-        name = _named(found.class_names, row["class"])
+        taken = " ".join(f"{_named(evaluated.class_names, k)}:{own[k]}" for k in others)
+        name = _named(evaluated.class_names, row["class"])
         table.add_row(name, _share(row["accuracy"]), str(row["samples"]), taken)
     console.print(f"\nthe {min(_MOST_CONFUSIONS, len(rows))} worst of {len(rows)} classes (--json has all)")
     console.print(table)

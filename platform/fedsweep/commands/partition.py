@@ -108,6 +108,6 @@ def _shown_clients(num_clients: int) -> list[int | None]:
 
 
 def _most_frequent(row_C: np.ndarray) -> list[str]:
-    """How many classes a client has, and its five largest, with their counts."""
+    """Return the number of a client's classes, and its five largest, with their counts."""
     order = (-row_C).argsort(kind="stable")[:5]
     return [str((row_C > 0).sum()), " ".join(f"c{label}:{row_C[label]}" for label in order.tolist() if row_C[label])]

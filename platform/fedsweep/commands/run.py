@@ -64,12 +64,12 @@ def run(
     Ctrl-C writes a checkpoint first; [b]--resume[/b] goes on from there to the same result as an unbroken run.
     """
     if resume is not None:
-        given: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
-        given |= {"--overwrite": overwrite, "--dry-run": dry_run}
-        if both := [name for name, value in given.items() if value]:
+        excluded: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
+        excluded |= {"--overwrite": overwrite, "--dry-run": dry_run}
+        if both := [name for name, value in excluded.items() if value]:
             raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
-        asked = {"allow_changed_code": allow_changed_code, "dashboard": dashboard, "quiet": quiet}
-        _resume(resume, rounds=rounds, **asked)
+        flags = {"allow_changed_code": allow_changed_code, "dashboard": dashboard, "quiet": quiet}
+        _resume(resume, rounds=rounds, **flags)
         return
     if allow_changed_code:
         raise ConfigError("--allow-changed-code goes with --resume DIR")
@@ -99,10 +99,10 @@ def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path
     from fedsweep.config.load import load_config
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
-    given = dict(load_config(config, overrides).given)
-    given["sweep"] = {"space": {"seed": {"grid": parse_seeds(seeds)}}}
+    tree = dict(load_config(config, overrides).given)
+    tree["sweep"] = {"space": {"seed": {"grid": parse_seeds(seeds)}}}
     folder = SweepFolder(out) if out is not None else None
-    begin(load_config(given), folder, Asked(**settings))
+    begin(load_config(tree), folder, Asked(**settings))
 
 
 def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:
@@ -121,7 +121,7 @@ def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:
 
 
 def _print_forecast(plan: Plan) -> None:
-    """The resolved configuration, and the forecast as comments: together still a configuration file."""
+    """Print the resolved configuration, and the forecast as comments: together still a configuration file."""
     from fedsweep.engine.forecast import executor_in_words, forecast
 
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
@@ -139,8 +139,8 @@ def _print_forecast(plan: Plan) -> None:
         f"simulated time: {clock}",
         f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",
     ]
-    said = [f"# note: {text}" for text in cost.remarks]
-    print(plan.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *said]))
+    remarks = [f"# note: {text}" for text in cost.remarks]
+    print(plan.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *remarks]))
 
 
 def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **settings: bool) -> None:

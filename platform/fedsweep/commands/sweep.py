@@ -83,7 +83,7 @@ def sweep(
             "--extend adds CONFIG's trials to the sweep in --out DIR; give both, and neither --resume nor --overwrite"
         )
     folder = SweepFolder(out) if out is not None else None
-    asked = Asked(
+    options = Asked(
         resume=resume,
         extend=extend,
         reuse=tuple(reuse or ()),
@@ -93,7 +93,7 @@ def sweep(
         dashboard=dashboard,
         quiet=quiet,
     )
-    begin(_load(config, overrides or [], folder, resume=resume), folder, asked)
+    begin(_load(config, overrides or [], folder, resume=resume), folder, options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Asked:
     quiet: bool
 
 
-def begin(config: Config, folder: SweepFolder | None, asked: Asked) -> None:
+def begin(config: Config, folder: SweepFolder | None, options: Asked) -> None:
     """Run a sweep, or go on with or add to what its folder holds (by default one below ``runs``); end with its code."""
     from fedsweep.commands.running.trials import after_loss, print_sweep, run_trials, taken_over, tell_interrupted
     from fedsweep.runs.default_folder import default_folder
@@ -119,42 +119,42 @@ def begin(config: Config, folder: SweepFolder | None, asked: Asked) -> None:
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     folder = folder or SweepFolder(default_folder(config))
-    going_on = asked.extend or (asked.resume and folder.has_plan)
+    going_on = options.extend or (options.resume and folder.has_plan)
     if not going_on:
-        folder.check_free(overwrite=asked.overwrite)
+        folder.check_free(overwrite=options.overwrite)
     prepared = prepare(
         config,
         folder,
-        resume=going_on and not asked.extend,
-        extend=asked.extend,
-        allow_changed_code=asked.allow_changed_code,
+        resume=going_on and not options.extend,
+        extend=options.extend,
+        allow_changed_code=options.allow_changed_code,
     )
-    _tell_plan(prepared, asked)
-    reused = taken_over(prepared, asked.reuse, dry_run=asked.dry_run)
-    if asked.dry_run:
+    _tell_plan(prepared, options)
+    reused = taken_over(prepared, options.reuse, dry_run=options.dry_run)
+    if options.dry_run:
         print_sweep(prepared)
         return
-    if asked.extend:
+    if options.extend:
         prepared.write_extension()
     if reused:
-        take_over(prepared, reused, begun=going_on, overwrite=asked.overwrite)
+        take_over(prepared, reused, begun=going_on, overwrite=options.overwrite)
         going_on = True
     try:
-        how = {"overwrite": asked.overwrite, "dashboard": asked.dashboard, "quiet": asked.quiet}
+        how = {"overwrite": options.overwrite, "dashboard": options.dashboard, "quiet": options.quiet}
         summary = run_trials(prepared, going_on=going_on, called="trials", **how)
     except KeyboardInterrupt:
         tell_interrupted(folder, "sweep", what="the sweep")
         raise typer.Exit(INTERRUPTED) from None
     except ClusterLost as error:
         raise after_loss(error, folder, "sweep") from error
-    if code := _tell(summary, folder, quiet=asked.quiet):
+    if code := _tell(summary, folder, quiet=options.quiet):
         raise typer.Exit(code)
 
 
-def _tell_plan(prepared: PreparedSweep, asked: Asked) -> None:
+def _tell_plan(prepared: PreparedSweep, options: Asked) -> None:
     from fedsweep.commands.terminal.output import note
 
-    for text in ([prepared.extended] if asked.extend else []) + [f"note: {text}" for text in prepared.notes]:
+    for text in ([prepared.extended] if options.extend else []) + [f"note: {text}" for text in prepared.notes]:
         note(text)
 
 
@@ -173,7 +173,7 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
         raise ConfigError(f"--resume without CONFIG goes by the sweep's own plan: of --set it takes {PLACE} alone")
     if not folder.path.is_dir():
         raise OutputError(f"{folder.path}: there is no such folder")
-    return load_config(folder.read_plan().given, overrides)
+    return load_config(folder.read_plan().config_tree, overrides)
 
 
 def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:

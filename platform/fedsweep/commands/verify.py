@@ -53,11 +53,11 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="fedsweep-verify-") as scratch:
         again = RunFolder(Path(scratch) / "run")
         repeated = _play_again(original, again, quiet=quiet)
-        found = differences(original, again, results=(result, repeated))
-    for line in found:
+        differing = differences(original, again, results=(result, repeated))
+    for line in differing:
         print(line)
     changed = misfit(result, repeated["sources"], repeated["versions"])
-    if found:
+    if differing:
         why = f", and it was made by other code or libraries: {changed}" if changed else ""
         print(f"differs: {original.path} does not repeat bit by bit{why}")
         raise typer.Exit(1)
@@ -94,7 +94,7 @@ def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[s
 def differences(
     original: RunFolder, again: RunFolder, *, results: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> list[str]:
-    """What differs between two runs of one configuration and their ``result.json``, a line each."""
+    """List the differences between two runs of one configuration and their ``result.json``, a line each."""
     from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC
 
     there, here = results

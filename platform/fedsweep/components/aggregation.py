@@ -136,9 +136,9 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
         sync.anchors[u.anchor_version][params].double() if sync.moves_from == "anchor" else server for u in updates
     ]
     moves = [row[params].double() - start for row, start in zip(rows, starts, strict=True)]
-    held = [None if cover is None else cover[params] for cover in covers]
+    param_covers = [None if cover is None else cover[params] for cover in covers]
     # Over zeros: what nobody holds does not move.
-    vector[params] = (server + total * coverage_mean(torch.zeros_like(server), moves, held, shares)).to(vector)
+    vector[params] = (server + total * coverage_mean(torch.zeros_like(server), moves, param_covers, shares)).to(vector)
     return vector
 
 

@@ -177,20 +177,20 @@ def cut_round(dues: Mapping[int, Iterable[int]], idle: tuple[int, ...] = ()) -> 
         for begin, end in pairwise((0, *steps)):
             begins.setdefault(begin, []).append((group, end - begin))
             ends.setdefault(last if end == steps[-1] else end, []).append(group)
-    known: dict[Hashable, SyncPoint] = {}
+    points_by_key: dict[Hashable, SyncPoint] = {}
     points: list[SyncPoint] = []
     moment_before = 0
     for moment in sorted(ends):
         begun, ended = begins.get(moment_before, []), ends[moment]
         key = (*begun, *ended, moment == last)
-        if key not in known:
+        if key not in points_by_key:
             jobs = [LocalJob(client=client, steps=steps) for group, steps in begun for client in groups[group]]
-            known[key] = SyncPoint(
+            points_by_key[key] = SyncPoint(
                 start=tuple(sorted(jobs, key=attrgetter("client"))),
                 attend=tuple(sorted(client for group in ended for client in groups[group])),
                 idle=idle if moment == last else (),
             )
-        points.append(known[key])
+        points.append(points_by_key[key])
         moment_before = moment
     return tuple(points)
 

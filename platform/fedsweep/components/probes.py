@@ -117,5 +117,5 @@ class ClientTest(Probe):
         predict = self.predictor(client)
         with torch.no_grad():
             starts = range(0, len(inputs), _TESTED_AT_ONCE)
-            found = [predict(inputs[start : start + _TESTED_AT_ONCE]).argmax(1) for start in starts]
-        return {"hits": (torch.cat(found) == targets).sum(), "samples": torch.tensor(len(targets))}
+            predictions = [predict(inputs[start : start + _TESTED_AT_ONCE]).argmax(1) for start in starts]
+        return {"hits": (torch.cat(predictions) == targets).sum(), "samples": torch.tensor(len(targets))}

@@ -15,7 +15,7 @@ from fedsweep.records import RoundRecord
 
 
 def caveats(experiment: Experiment, records: Sequence[RoundRecord]) -> list[str]:
-    """What a reader of a finished run's result must know before its figures, a sentence each."""
+    """Return the warnings that a reader of a finished run's result needs before its figures, a sentence each."""
     sentences = []
     if broken := [record.round for record in records if _computes_nan(record)]:
         rounds = f"round {broken[0]}" + (f" and {len(broken) - 1} more" if len(broken) > 1 else "")

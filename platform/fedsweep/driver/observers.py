@@ -1,4 +1,4 @@
-"""What may watch a run: observers are told of its moments in order and can change nothing.
+"""Observers of a run: they are told of its moments in order and can change nothing.
 
 An observer's own trouble (a server that is gone) must never end a run: hooks raise for programming errors alone.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What an observer learns when a run starts.
+    """The facts of a run that an observer gets at its start.
 
     Attributes:
         name: The run's name.
@@ -100,7 +100,7 @@ class Observer:
         """A sentence for the user, about a lost worker say; may come in the middle of a round."""
 
     def progress(self, text: str) -> None:
-        """How far long work inside a round is; each line replaces the one before, and many come."""
+        """Show the progress of long work inside a round; each line replaces the one before, and many come."""
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         """The run is over and its files are written.

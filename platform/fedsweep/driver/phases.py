@@ -1,4 +1,4 @@
-"""What a run is at before its first round and after its last: said to the user, and timed for ``result.json``."""
+"""Phases of a run before its first round and after its last: said to the user, and timed for ``result.json``."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class Phases:
         self._after: dict[str, float] = {}
         self._rounds: list[float] | None = None
 
-    def enter(self, name: str, said: str | None = None) -> None:
-        """The next thing begins.
+    def enter(self, name: str, notice: str | None = None) -> None:
+        """Begin the next phase.
 
         Args:
             name: Its name in the split; one that was there already goes on.
-            said: What the user is told is waited for; None: it is too short for that.
+            notice: The user's line on the wait; None: it is too short for that.
         """
         self._close()
         self._name = name
-        if said is not None:
-            self._say(said)
+        if notice is not None:
+            self._say(notice)
 
     def rounds(self) -> None:
         """The first round begins."""

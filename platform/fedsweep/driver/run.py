@@ -131,7 +131,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a run finds when it is played.
+    """The surroundings in which a run is played.
 
     Attributes:
         phases: Told what is waited for; its split is in the result of a run that finished.
@@ -274,7 +274,7 @@ def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: 
 
 
 def run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunInfo:
-    """What observers learn when a run's session has been opened; ``resume``: it was to go on."""
+    """Return the observers' facts of a run whose session has been opened; ``resume``: it was to go on."""
     return RunInfo(
         name=plan.config.name,
         folder=folder,

@@ -76,7 +76,7 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a call of :meth:`RunSession.step` brought.
+    """The outcome of a call of :meth:`RunSession.step`.
 
     Attributes:
         record: The round's record; None where a limit ended the run before it.
@@ -137,7 +137,7 @@ class RunSession:
         self._messages.listen(observers)
 
     def messages(self) -> Messages:
-        """What was said since the last call or step, where nobody listens. Safe to call from another thread."""
+        """Take the messages since the last call or step, where nobody listens. Safe to call from another thread."""
         return self._messages.take()
 
     def open(self, *, resume: bool) -> Opened:
@@ -145,11 +145,11 @@ class RunSession:
         check_world(self._engine.experiment)
         start = None
         if resume:
-            found = self._store.newest(keep_handle=self._fleet.keep)
-            for text in found.skipped:
+            newest = self._store.newest(keep_handle=self._fleet.keep)
+            for text in newest.skipped:
                 self._messages.message(text)
-            if found.state is not None:
-                start = self._engine.as_planned(found.state)
+            if newest.state is not None:
+                start = self._engine.as_planned(newest.state)
                 self._saved_round = start.round
                 self._messages.message(f"going on after round {start.round}")
             else:
@@ -210,10 +210,10 @@ class RunSession:
             raise lost
         self._went_back = self._reported
         self._fleet.repair()
-        found = self._store.newest(keep_handle=self._fleet.keep)
-        self._state = self._engine.start() if found.state is None else self._engine.as_planned(found.state)
+        newest = self._store.newest(keep_handle=self._fleet.keep)
+        self._state = self._engine.start() if newest.state is None else self._engine.as_planned(newest.state)
         self._messages.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
-        for text in found.skipped:
+        for text in newest.skipped:
             self._messages.message(text)
         return Step(record=None, stopped_by=None, messages=self._taken_messages())
 
@@ -317,7 +317,7 @@ class RunSession:
         return [*own, *self._settings.facts.get("sources_changed", ())]
 
     def _own_facts(self) -> dict[str, Any]:
-        """What is known of the run before it begins."""
+        """Return the run's facts that stand before it begins."""
         experiment, engine = self._experiment, self._engine
         return {
             "num_params": engine.layout.num_params,
@@ -335,7 +335,7 @@ class RunSession:
         self._written = time.monotonic()
 
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
-        """Who was there and with which classes, for other runs to replay."""
+        """Write which clients were there and with which classes, for other runs to replay."""
         world = self._experiment.world
         if world.drift is None and world.availability is None:
             return
@@ -350,7 +350,7 @@ class RunSession:
             write_pictures(self._settings.folder, component.report(state.components[seam]).pictures)
 
     def _budget_values(self) -> list[float] | None:
-        """What each client affords in a round, in values, at the method's frequencies."""
+        """Return each client's budget of a round, in values, at the method's frequencies."""
         budgets = self._experiment.world.budgets
         if budgets is None:
             return None

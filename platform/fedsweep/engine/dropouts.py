@@ -46,12 +46,12 @@ class Closing:
     cut: Mapping[int, int] = field(default_factory=dict)
 
     def kept(self, points: tuple[SyncPoint, ...]) -> tuple[SyncPoint, ...]:
-        """The sync points without those who drop out; a point that nobody is left for is left out."""
-        known: dict[int, SyncPoint] = {}
+        """Return the sync points without those who drop out; a point that nobody is left for is left out."""
+        remaining: dict[int, SyncPoint] = {}
         for point in points:
-            if id(point) not in known:  # equal points in a row stay one object, see planning
-                known[id(point)] = self._without(point)
-        left = [known[id(point)] for point in points]
+            if id(point) not in remaining:  # equal points in a row stay one object, see planning
+                remaining[id(point)] = self._without(point)
+        left = [remaining[id(point)] for point in points]
         return tuple(point for point in left if point.start or point.attend)
 
     def _without(self, point: SyncPoint) -> SyncPoint:

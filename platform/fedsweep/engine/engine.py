@@ -137,8 +137,8 @@ class Engine:
 
     def _measured(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
         everybody = (profile.client for profile in self.experiment.world.profiles)
-        asked = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
-        answers = self.fleet.measure(Question(clients=asked, probes=probes), vector, {})
+        clients = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
+        answers = self.fleet.measure(Question(clients=clients, probes=probes), vector, {})
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             # One model, however many probes look at it.
@@ -217,23 +217,23 @@ class Engine:
     def _tested(
         self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]
     ) -> RoundRecord:
-        """The row with what the evaluation says of the server's model [V], where the round is due for that."""
+        """Return the row with the tests' figures of the server's model [V], where the round is due for them."""
         if not self._due(record.round):
             return record
         began = time.perf_counter()
         load_vector(self._model, self.layout, vector)
         evaluation = self.experiment.method.evaluation
         shown = visible(updates, evaluation)
-        found = self._test.test(evaluation, state, self._model, shown)
+        tested = self._test.test(evaluation, state, self._model, shown)
         validation = None
         if self._validation is not None:
             validation = self._validation.test(evaluation, state, self._model, shown).accuracy
         if self.experiment.evaluate_per_client:
-            record = self._with_shares(record, found.class_accuracies(self.experiment.world.data.num_classes))
+            record = self._with_shares(record, tested.class_accuracies(self.experiment.world.data.num_classes))
         return replace(
             record,
-            test_accuracy=found.accuracy,
-            test_loss=found.loss,
+            test_accuracy=tested.accuracy,
+            test_loss=tested.loss,
             validation_accuracy=validation,
             eval_time_s=time.perf_counter() - began,
         )

@@ -53,13 +53,13 @@ class Tested:
         return int(self.hits_C.sum()) / int(self.counts_C.sum())
 
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
-        """The accuracy of each class; NaN where the set has none of it."""
-        found = np.full(num_classes, np.nan)
+        """Return the accuracy of each class [C], 0..1; NaN where the set has none of it."""
+        accuracies_C = np.full(num_classes, np.nan)
         if math.isnan(self.loss):
-            return tuple(found.tolist())
-        known = np.flatnonzero(self.counts_C)
-        found[known] = self.hits_C[known] / self.counts_C[known]
-        return tuple(found.tolist())
+            return tuple(accuracies_C.tolist())
+        labels = np.flatnonzero(self.counts_C)
+        accuracies_C[labels] = self.hits_C[labels] / self.counts_C[labels]
+        return tuple(accuracies_C.tolist())
 
     def confusion(self, num_classes: int) -> np.ndarray:
         """Count samples by class [C, C]: rows are true, columns predicted."""

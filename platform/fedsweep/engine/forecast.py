@@ -1,4 +1,4 @@
-"""What can be told of a run before it: its costs, what of its method will do nothing, if clients step together."""
+"""The forecast of a run: its costs, those parts of its method that will do nothing, if clients step together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MOST_RATES = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a run will cost.
+    """The costs of a run, before it.
 
     Attributes:
         rounds: Rounds of the run.
@@ -155,7 +155,7 @@ def _uncounted(costs: CostModel) -> list[str]:
 
 
 def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPlan]:
-    """The plans of the run's rounds, one after another, as if nothing that is trained had a say in them."""
+    """Yield the plans of the run's rounds, one after another, as if nothing that is trained had a say in them."""
     has_devices = experiment.world.profiles[0].device is not None
     components, clock = dict(experiment.initial_states), 0.0 if has_devices else None
     state = RunState(vector=experiment.initial_vector, components=components, clock=clock)
@@ -163,9 +163,14 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
         plan = planner.plan(state)
         yield plan
         delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
-        held = {k: Progress() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
+        unfinished = {k: Progress() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
         state = replace(
-            state, round=state.round + 1, components=plan.components, clock=plan.clock, ready=plan.ready, held=held
+            state,
+            round=state.round + 1,
+            components=plan.components,
+            clock=plan.clock,
+            ready=plan.ready,
+            held=unfinished,
         )
 
 
@@ -329,20 +334,20 @@ def executor_in_words(experiment: Experiment) -> str:
 
 
 def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
-    """Return what a run would say of clients that can't be stepped together, as far as its first round shows."""
+    """Return a run's notes on clients that can't be stepped together, as far as its first round shows."""
     tried = replace(experiment, lanes=LaneSettings(width=2))
     engine = Engine(tried, LocalFleet(tried))
     state = engine.start()
     plan = engine.planner.plan(state)
-    side, found = client_side(tried), dict[str, None]()
+    side, reasons = client_side(tried), dict[str, None]()
     for client in plan.context.cohort:
         work, submodel = plan.context.work[client], plan.submodel(client)
         is_padded = not work.whole_batches and work.num_samples % work.batch_size > 0
         reason = why_alone(side, submodel, tried.template, is_padded=is_padded)
         if reason is not None:
-            found[alone(reason)] = None
+            reasons[alone(reason)] = None
     point = next(point for point in plan.points if point.start)
     jobs = tuple(replace(job, steps=1) for job in point.start[:2])
     once = replace(point, start=jobs, attend=tuple(sorted(job.client for job in jobs)), idle=(), discard=True)
     Round(replace(plan, points=(once,)), state, engine.tools).play()
-    return tuple(dict.fromkeys([*found, *engine.notes]))
+    return tuple(dict.fromkeys([*reasons, *engine.notes]))

@@ -45,23 +45,23 @@ def present_counts(label_counts_NC: np.ndarray, classes: Mapping[int, tuple[int,
 
 
 def spread(name: str, values: np.ndarray) -> dict[str, float]:
-    """The mean, the deviation, and the means of the lowest and the highest tenth, as columns; without NaN.
+    """Compute the mean, the deviation, and the means of the lowest and the highest tenth, as columns; without NaN.
 
     Args:
         name: Of the mean's column; the others' begin with it.
         values: [N].
     """
-    known = np.sort(values[~np.isnan(values)])
-    if not len(known):
+    present = np.sort(values[~np.isnan(values)])
+    if not len(present):
         return {}
-    tenth = math.ceil(len(known) / 10)
+    tenth = math.ceil(len(present) / 10)
     # Rounded once: in what order numpy itself would sum is not ours to say.
-    mean = math.fsum(known) / len(known)
+    mean = math.fsum(present) / len(present)
     return {
         name: mean,
-        f"{name}_sd": math.sqrt(math.fsum((known - mean) ** 2) / len(known)),
-        f"{name}_worst10": math.fsum(known[:tenth]) / tenth,
-        f"{name}_best10": math.fsum(known[-tenth:]) / tenth,
+        f"{name}_sd": math.sqrt(math.fsum((present - mean) ** 2) / len(present)),
+        f"{name}_worst10": math.fsum(present[:tenth]) / tenth,
+        f"{name}_best10": math.fsum(present[-tenth:]) / tenth,
     }
 
 

@@ -126,8 +126,8 @@ class Round:
             for job in (job for point in points for job in point.start if not job.resume):
                 self._charges.download(job.client, segment.published)
             # Train: on the workers, which also aggregate among themselves at all points but the last.
-            known = self.state.memories
-            memories = {task.client: known[task.client] for task in segment.tasks if task.client in known}
+            remembered = self.state.memories
+            memories = {task.client: remembered[task.client] for task in segment.tasks if task.client in remembered}
             reply = self._fleet.play(segment, self.vector, memories)
             self._passed += len(points)
             # Aggregate: what came back, on the server.
@@ -139,23 +139,24 @@ class Round:
         return self
 
     def state_after(self, record: RoundRecord) -> RunState:
-        """The run after the round, with its row."""
+        """Return the run after the round, with its row."""
         before = self.state
-        held = {k: t for k, t in before.held.items() if k not in self.attended and k not in self.totals}
-        held |= {k: total.held for k, total in self.totals.items() if total.held is not None}
+        unfinished = {k: t for k, t in before.held.items() if k not in self.attended and k not in self.totals}
+        unfinished |= {k: total.progress for k, total in self.totals.items() if total.progress is not None}
         accuracies = dict(before.accuracies)
         for client, total in self.totals.items():
             if total.pass_accuracies:
                 accuracies[client] = (*accuracies.get(client, ()), *total.pass_accuracies)[-HISTORY_EPOCHS:]
         # Of earlier models only those are kept that somebody's unfinished work started from.
-        versions, anchors = {progress.anchor_version for progress in held.values()}, {**before.anchors, **self.anchors}
+        versions = {progress.anchor_version for progress in unfinished.values()}
+        anchors = {**before.anchors, **self.anchors}
         return RunState(
             round=self.plan.context.round,
             version=self.version,
             vector=self.vector,
             components=self.components,
             memories=self.remembered,
-            held=dict(sorted(held.items())),
+            held=dict(sorted(unfinished.items())),
             anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
             accuracies=dict(sorted(accuracies.items())),
             clock=self.plan.clock,
@@ -207,7 +208,7 @@ class Round:
                     client=k,
                     work=context.work[k],
                     submodel=self.plan.submodel(k),
-                    held=self.state.held.get(k) if k in resuming else None,
+                    progress=self.state.held.get(k) if k in resuming else None,
                 )
                 for k in starting
             ),
@@ -220,17 +221,17 @@ class Round:
         )
 
     def _inner_weights(self, points: tuple[SyncPoint, ...]) -> Iterator[tuple[float, ...]]:
-        """The attendees' weights at the points of a folded round, which depend on who attends alone."""
-        known: dict[tuple[int, ...], tuple[float, ...]] = {}
+        """Yield the attendees' weights at the points of a folded round, which depend on who attends alone."""
+        weights_of: dict[tuple[int, ...], tuple[float, ...]] = {}
         for index, point in enumerate(points):
             # Two-speed rounds have hundreds of points with two sets of attendees: weights are found once for each.
-            if point.attend not in known:
+            if point.attend not in weights_of:
                 # They have yet to work; the weights of such a point don't depend on models.
                 updates = [self._update(k, point, self._unworked(k, self.vector, self.version)) for k in point.attend]
                 sync = self._sync(index, ends_round=False)
                 weights, _ = self._tools.aggregator.weigh(self.components["weighting"], updates, sync)
-                known[point.attend] = tuple(weights.tolist())
-            yield known[point.attend]
+                weights_of[point.attend] = tuple(weights.tolist())
+            yield weights_of[point.attend]
 
     @cached_property
     def _remembers(self) -> bool:

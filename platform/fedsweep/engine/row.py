@@ -82,8 +82,8 @@ class RowMaker:
 
         They tell of the high-frequency group, if any, and of kappa_g: the values that move, both ways (``cost``).
         """
-        known = (report.high_frequency for report in self._reports(components))
-        high = next((group for group in known if group is not None), None)
+        groups = (report.high_frequency for report in self._reports(components))
+        high = next((group for group in groups if group is not None), None)
         if high is not None and not plan.context.cohort:
             high = ()  # nobody was there to be planned for: the state still has an earlier round's group
         ratio, divergence = self._comm_ratio(plan, cost), self._kl(high) if high else None

@@ -13,7 +13,7 @@ from fedsweep.records import RoundRecord, State, Traffic, late_field
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The run after a round. Nothing in it is ever changed in place, so an interrupted round leaves it whole.
+    """The run after a round. No part of it is ever changed in place, so an interrupted round leaves it whole.
 
     Attributes:
         round: Rounds done.

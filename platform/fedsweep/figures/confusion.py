@@ -1,4 +1,4 @@
-"""What a model takes for what: a confusion matrix as a picture.
+"""A model's confusion matrix as a picture.
 
 Shape letters: C classes.
 """

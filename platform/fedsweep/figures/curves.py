@@ -67,7 +67,7 @@ def plot_learning_curves(folders: Iterable[str | Path], path: str | Path) -> Non
 
 
 def row_handles(study: Study, called: Callable[[str], str] = str) -> list[Any]:
-    """What the lines of the rows are called, for a legend."""
+    """Make the legend's handles of the rows' lines."""
     layout = study.layout
     if len(layout.worlds) == 1:
         labels = [_label(study.settings[layout.places_of(row)[0]], study.runs) for row in range(len(layout.rows))]

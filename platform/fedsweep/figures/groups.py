@@ -24,7 +24,7 @@ GROUP_LOOKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLabels:
-    """What labels the two groups of a round hold together.
+    """The labels of a round's two groups together.
 
     Attributes:
         high_RC: Class shares of the high-frequency group [R, C], of the rounds that have one; rows sum to 1.
@@ -38,12 +38,12 @@ class GroupLabels:
 
 
 def has_group(run: RunView) -> bool:
-    """Whether somebody was in a high-frequency group in some round."""
+    """Check that some client was in a high-frequency group in some round."""
     return any(run.column("high_frequency"))
 
 
 def membership_of(run: RunView, *, num_clients: int | None = None) -> np.ndarray:
-    """Who was in the cohort and in the high-frequency group [N, R], int8.
+    """Mark clients in the cohort and in the high-frequency group [N, R], int8.
 
     Args:
         run: A run with rounds.

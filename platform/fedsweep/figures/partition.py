@@ -1,4 +1,4 @@
-"""How the data falls to clients, as a picture."""
+"""The clients' shares of the data, as a picture."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BUBBLE_POINTS = 6.5  # across, of the largest; a cell is a little wider
 
 @paper_style()
 def plot_partition(counts: ArrayLike, path: str | Path) -> None:
-    """How many samples of each class each client holds, with each client's total on top.
+    """Plot each client's number of samples of each class, with each client's total on top.
 
     Up to some sixty clients every cell is a bubble whose area is the number of samples; beyond, a map of shaded cells.
 

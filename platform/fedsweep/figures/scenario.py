@@ -44,7 +44,7 @@ _MOST_ROWS = 320
 
 
 class Part(IntEnum):
-    """What a client did in a round; the later, the more of it reached the server."""
+    """A client's part in a round; the later, the more of it reached the server."""
 
     ABSENT = 0
     """Not there."""
@@ -70,7 +70,7 @@ _AGGREGATED, _SKIPPED = "#0072B2", "#D55E00"
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """Who took part, by round.
+    """The clients that took part, by round.
 
     Attributes:
         rounds: The rounds' numbers [R].
@@ -97,7 +97,7 @@ class Participation:
 
 
 def participation_of(run: RunView) -> Participation | None:
-    """Who was there, who trained and who was aggregated in a run; None where no round was played.
+    """Read which clients of a run were there, trained and were aggregated; None where no round was played.
 
     Without ``scenario.availability`` everybody is there in every round.
 
@@ -247,7 +247,7 @@ def plot_classes(shares_NRC: np.ndarray, path: str | Path) -> None:
 
 @paper_style()
 def _plot_participation(participation: Participation, target: Path) -> None:
-    """Who took part, as a file; on top the bytes of each round, coloured by whether it aggregated."""
+    """Plot participation as a file; on top the bytes of each round, coloured by whether it aggregated."""
     num_clients = len(participation.parts_NR)
     figure = figure_of(width=TEXT_WIDTH, height=float(np.clip(2.0 + 0.1 * num_clients, 3.0, 8.0)))
     top, main = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
@@ -318,7 +318,7 @@ def draw_participation(axes: Axes, participation: Participation) -> None:
 
 
 def participation_handles(shown: Iterable[Participation]) -> list[Any]:
-    """What the colours of :func:`draw_participation` mean, as far as they are in what was drawn, for a legend."""
+    """Make the legend's handles of :func:`draw_participation`'s colours, as far as they were drawn."""
     met = set().union(*(np.unique(one.parts_NR).tolist() for one in shown))
     return patch_handles(look for part, look in PART_LOOKS.items() if part in met)
 

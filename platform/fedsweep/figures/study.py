@@ -89,14 +89,14 @@ def plot_runs(
 
 def _all(names: Sequence[str], runs: Sequence[ReportRun]) -> list[str]:
     keys = list(dict.fromkeys(key for run in runs for key in run.flat))
-    return [key for name in names for key in resolved(name, keys, what="--rows", known=keys)]
+    return [key for name in names for key in resolved(name, keys, what="--rows", candidates=keys)]
 
 
 def _number_key(runs: Sequence[ReportRun], name: str) -> str:
     """The key that a name stands for, whose values are numbers."""
     keys = list(dict.fromkeys(key for run in runs for key in run.flat))
     short = short_keys(config_table([run.flat for run in runs]).differing).values()
-    chosen = resolved(name, keys, what="--x", known={*_axes(), *short})
+    chosen = resolved(name, keys, what="--x", candidates={*_axes(), *short})
     if len(chosen) != 1 or not any(_number(run.flat.get(chosen[0], "")) is not None for run in runs):
         raise ConfigError(f"--x {name}: {unknown_name('axis', name, _axes())}, or a key whose values are numbers")
     return chosen[0]

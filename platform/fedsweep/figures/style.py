@@ -1,4 +1,4 @@
-"""How pictures look: sizes, colours, markers, panels, legends, names of axes; as they stand in a paper's column.
+"""The pictures' style: sizes, colours, markers, panels, legends, names of axes; as they stand in a paper's column.
 
 The colours are ones that colour-blind readers can tell apart; beyond seven lines the markers tell them apart.
 Everything is drawn at the size at which it is printed.
@@ -84,7 +84,7 @@ _NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How a row, or a setting, looks in every picture.
+    """The look of a row, or a setting, in every picture.
 
     Attributes:
         colour: Of line, marker and bar.
@@ -133,24 +133,24 @@ def _ramp(scale: str, count: int) -> list[str]:
 
 
 def _families(names: Sequence[str]) -> list[list[str]]:
-    """Names that differ in a number alone, by that number."""
-    found: dict[str, dict[float, str]] = {}
+    """Group names that differ in a number alone, by that number."""
+    families: dict[str, dict[float, str]] = {}
     for name in names:
         numbers = re.findall(r"\d*\.?\d+", name)
         if len(numbers) == 1:
-            found.setdefault(name.replace(numbers[0], "#"), {})[float(numbers[0])] = name
-    return [[family[n] for n in sorted(family)] for family in found.values() if len(family) >= _FEWEST_LEVELS]
+            families.setdefault(name.replace(numbers[0], "#"), {})[float(numbers[0])] = name
+    return [[family[n] for n in sorted(family)] for family in families.values() if len(family) >= _FEWEST_LEVELS]
 
 
 def setting_looks(methods: Sequence[str]) -> list[Look]:
-    """A look for each setting: its method's own where that can be had, so that it is the same in all pictures.
+    """Return a look for each setting: its method's own where that can be had, so that it is the same in all pictures.
 
     No two looks are alike, and no two colours as long as there are enough.
     """
-    known = list(method_titles())
+    titled = list(method_titles())
     places: dict[int, int] = {}
     for number, method in enumerate(methods):
-        own = known.index(method) if method in known else -1
+        own = titled.index(method) if method in titled else -1
         if own >= 0 and own % len(COLOURS) not in {place % len(COLOURS) for place in places.values()}:
             places[number] = own
     for number in range(len(methods)):
@@ -162,32 +162,32 @@ def setting_looks(methods: Sequence[str]) -> list[Look]:
 
 
 def line_handle(label: str, look: Look, **more: Any) -> Any:
-    """What a line of this look, or with ``linestyle="none"`` a point, means, for a legend."""
+    """Make the legend's handle of a line of this look, or with ``linestyle="none"`` of a point."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **{"color": look.colour, "marker": look.marker, "label": label, **more})
 
 
 def band_handles(every: Iterable[Axes]) -> list[Any]:
-    """What the bands of curves mean, for a legend; empty where no panel has any."""
+    """Make the legend's handle of the curves' bands; empty where no panel has any."""
     has_bands = any(axes.collections for axes in every)
     return patch_handles([("band: mean ± sd over seeds", GRID)]) if has_bands else []
 
 
 def patch_handles(colours: Iterable[tuple[str, str]]) -> list[Any]:
-    """What areas of a colour mean, for a legend, from the label and the colour of each."""
+    """Make a legend's handles of areas, from the label and the colour of each."""
     from matplotlib.patches import Patch
 
     return [Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label) for label, colour in colours]
 
 
 def axis_name(quantity: str) -> str:
-    """What an axis with this figure is called, with its unit."""
+    """Return an axis's name for this figure, with its unit."""
     return _NAMES.get(quantity, quantity.replace("_", " "))
 
 
 def is_share(quantity: str) -> bool:
-    """Whether a figure is a share 0..1 that pictures show in percent."""
+    """Check that a figure is a share 0..1 that pictures show in percent."""
     return quantity.endswith("accuracy")
 
 

@@ -46,7 +46,7 @@ Data = str | Dataset | tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What a test found.
+    """The outcome of a test.
 
     Attributes:
         data: What was tested on.
@@ -149,7 +149,7 @@ def evaluate(
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is tested, with the world that it was made in.
+    """A model under test, with the world that it was made in.
 
     Attributes:
         config: The configuration.
@@ -171,9 +171,9 @@ class Subject:
 
     @property
     def round(self) -> int:
-        """The run's last; under drift clients have its classes."""
-        found, planned = self.result.get("rounds"), self.experiment.training.rounds
-        return min(found, planned) if isinstance(found, int) and found > 0 else planned
+        """The run's last round; under drift clients have its classes."""
+        last, planned = self.result.get("rounds"), self.experiment.training.rounds
+        return min(last, planned) if isinstance(last, int) and last > 0 else planned
 
     def samples(self, data: Data | None) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
         """A name, images [T, C, H, W] in the pixels of the run's own set, labels [T], names of the classes.
@@ -263,28 +263,28 @@ class Subject:
 
     @cached_property
     def _first_state(self) -> State:
-        """What the method's evaluation keeps, before round 1."""
+        """Return the state of the method's evaluation before round 1."""
         return self.experiment.method.evaluation.init(server_context(self.experiment, "evaluation"))
 
     def _evaluation(self, state: RunState | None, notes: list[str]) -> tuple[Evaluation, State, Sequence[Tensor]]:
-        """Which models answer: the method's own way, where the folder has what that needs."""
+        """Return the models that answer: the method's own way, where the folder has its state."""
         method = self.experiment.method
         if self._first_state in (None, {}):
             return method.evaluation, self._first_state, ()
-        kept = state.components.get("evaluation") if state is not None else None
-        voters = method.evaluation.voters(kept) if kept is not None else None
+        saved = state.components.get("evaluation") if state is not None else None
+        voters = method.evaluation.voters(saved) if saved is not None else None
         if voters is not None:
-            return method.evaluation, kept, voters
+            return method.evaluation, saved, voters
         notes.append(f"tested is the server's model, but in {method.name} more than that answers")
         return GlobalModel(), None, ()
 
     def _last_state(self) -> tuple[RunState | None, list[str]]:
-        """What the run ended with beside its model, where the method's tests need that and it is there."""
+        """Return the run's last state, beside its model, where the method's tests need it and it is there."""
         needed = self.experiment.method.evaluation.client_test() is not None or self._first_state not in (None, {})
         if not needed or self.run is None:
             return None, []
-        known = str(self.result.get("config_hash"))
-        store = CheckpointStore(self.run.path, keep=1, config_hash=known)
+        run_hash = str(self.result.get("config_hash"))
+        store = CheckpointStore(self.run.path, keep=1, config_hash=run_hash)
         state = store.newest(keep_handle=lambda memory: memory).state
         if state is not None and state.round == self.round:
             return state, []
@@ -347,7 +347,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 
 
 def _here(config: Config) -> list[str]:
-    """What makes a test in this process of a configuration that may have been for a cluster."""
+    """Return overrides for a test in this process of a configuration that may have been for a cluster."""
     runtime = config.runtime
     on_gpu = runtime.gpus_per_server or (runtime.device == "cuda" and runtime.backend == "local")
     device = "cuda" if on_gpu and torch.cuda.is_available() else "cpu"

@@ -85,21 +85,21 @@ def _plan_with_same_past(config: Config, longer: Config, *, done: int) -> Plan:
 
 def _differences(before: Experiment, after: Experiment, *, done: int) -> list[str]:
     planned = before.training.rounds
-    found = []
+    reasons = []
     if any(before.training.schedule(r) != after.training.schedule(r) for r in range(1, done + 1)):
-        found.append("training.schedule goes by the number of rounds")
+        reasons.append("training.schedule goes by the number of rounds")
     for name, key in _SCENARIO.items():
         if getattr(before.world, name) != getattr(after.world, name):
-            found.append(f"{key} goes by the number of rounds")
+            reasons.append(f"{key} goes by the number of rounds")
     seams = dict(before.method.server_components)
     for seam, state in before.initial_states.items():
         # By their bytes: they hold tensors, whose == is no yes or no.
         if to_bytes(state, root=seam) != to_bytes(after.initial_states[seam], root=seam):
-            found.append(f"the method's {seam} goes by the number of rounds")
+            reasons.append(f"the method's {seam} goes by the number of rounds")
     watching = [seam for seam, component in seams.items() if component.has_own("observe")]
     if done == planned and done % before.evaluate_every and watching:
-        found.append(
+        reasons.append(
             f"the last of them was evaluated, which a longer run (evaluation.every={before.evaluate_every}) would not"
             f" have done, and the method's {watching[0]} goes by what it sees"
         )
-    return found
+    return reasons

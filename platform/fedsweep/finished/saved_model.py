@@ -54,20 +54,20 @@ def existing(folder: str | Path) -> Path:
 
 
 def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Module:
-    """The configured network, for data of the shape that the result names; needs neither the data nor their device."""
+    """Make the configured network, for data of the shape that the result names; needs no data and no device."""
     shape, num_classes = result.get("input_shape"), result.get("num_classes")
     sizes = shape if isinstance(shape, list) else []
-    given = [*sizes, num_classes]
-    if len(sizes) != 3 or not all(type(size) is int and 0 < size <= _LARGEST_SIZE for size in given):
+    counts = [*sizes, num_classes]
+    if len(sizes) != 3 or not all(type(size) is int and 0 < size <= _LARGEST_SIZE for size in counts):
         raise DataError(
             f"{path / 'result.json'}: it must give input_shape and num_classes, up to {_LARGEST_SIZE} each, but has"
             f" {str(shape)[:80]!r} and {str(num_classes)[:80]!r}"
         )
-    found = bound(config, "model")
+    spec = bound(config, "model")
     return make_network(
-        found.builder,
-        found.name,
-        found.parameters,
+        spec.builder,
+        spec.name,
+        spec.parameters,
         input_shape=(sizes[0], sizes[1], sizes[2]),
         num_classes=int(num_classes or 0),
         stream=stream(config.seed, "model"),

@@ -101,9 +101,9 @@ def in_panels(group: str, panels: Sequence[tuple[str, Chart]]) -> dict[str, Char
 
 
 def shared_range(values: Iterable[float | None]) -> list[float] | None:
-    """Ends of an axis for panels that are compared; None without two different values."""
-    known = [value for value in values if value is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    """Return the ends of an axis for panels that are compared; None without two different values."""
+    present = [value for value in values if value is not None]
+    low, high = min(present, default=0.0), max(present, default=0.0)
     margin = 0.04 * (high - low)
     return [low - margin, high + margin] if high > low else None
 

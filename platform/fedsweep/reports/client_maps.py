@@ -141,8 +141,8 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
     def shares(members: Sequence[Sequence[int] | None]) -> np.ndarray:
         sums = np.zeros(shape)
         for place, clients in enumerate(members):
-            known = [client // per_client for client in clients or () if 0 <= client < count]
-            np.add.at(sums[:, place // per_round], known, 1)
+            cells = [client // per_client for client in clients or () if 0 <= client < count]
+            np.add.at(sums[:, place // per_round], cells, 1)
         return np.minimum(1, sums / (per_client * per_round))
 
     layers, hint = {"in the cohort": shares(cohorts)}, ""
@@ -240,7 +240,7 @@ def _with_end(place: int, label: str, height: int) -> list[str]:
 
 
 def label_chart(run: RunView, counts_NC: np.ndarray) -> Chart | None:
-    """Class shares of the high- and the low-frequency group over the rounds, against the population's.
+    """Chart class shares of the high- and the low-frequency group over the rounds, against the population's.
 
     Args:
         run: A run.
@@ -255,20 +255,20 @@ def label_chart(run: RunView, counts_NC: np.ndarray) -> Chart | None:
     import plotly.graph_objects as go
 
     num_classes = counts_NC.shape[1]
-    found = group_labels_of(run, counts_NC) if num_classes <= _MOST_CLASSES and has_group(run) else None
-    if found is None:
+    labels = group_labels_of(run, counts_NC) if num_classes <= _MOST_CLASSES and has_group(run) else None
+    if labels is None:
         return None
     traces = [
         go.Scatter(
             name="population",
             mode="markers",
             x=list(range(num_classes)),
-            y=_short(found.population_C),
+            y=_short(labels.population_C),
             marker={"symbol": "line-ew", "size": 22, "line": {"width": 2, "color": INK}},
             meta={"label": "population"},
         )
     ]
-    for level, shares_RC, shift in ((COHORT, found.low_RC, -0.15), (HIGH, found.high_RC, 0.15)):
+    for level, shares_RC, shift in ((COHORT, labels.low_RC, -0.15), (HIGH, labels.high_RC, 0.15)):
         if len(shares_RC):
             traces += _group_traces(level, shares_RC, shift=shift)
     return Chart(
@@ -283,7 +283,7 @@ def label_chart(run: RunView, counts_NC: np.ndarray) -> Chart | None:
         ),
         key=[("population", INK), *((f"{GROUP_LOOKS[g][0]} group", GROUP_LOOKS[g][1]) for g in (COHORT, HIGH))],
         hint=(
-            f"Over {len(found.high_RC)} rounds: the dot is the mean, the thick line holds half of the rounds, the thin"
+            f"Over {len(labels.high_RC)} rounds: the dot is the mean, the thick line holds half of the rounds, the thin"
             " one eight in ten."
         ),
     )

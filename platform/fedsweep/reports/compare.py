@@ -52,7 +52,7 @@ def compared_runs(folders: Iterable[str | Path], *, only: Sequence[str] = ()) ->
 def print_comparison(
     runs: Sequence[ReportRun], console: Console, *, by: str = "run", form: str = "text", style: TableStyle | None = None
 ) -> None:
-    """Prints the table, and that of classes and clients where runs were tested by them.
+    """Print the table, and that of classes and clients where runs were tested by them.
 
     Args:
         runs: All runs.
@@ -65,9 +65,9 @@ def print_comparison(
         ConfigError: There is no such form, line, key or figure, or a form that is for settings is asked for runs.
     """
     style = style or TableStyle()
-    for name, value, known in (("--by", by, BY), ("--format", form, FORMATS)):
-        if value not in known:
-            raise ConfigError(f"{name} must be one of {', '.join(known)}, but is {value!r}")
+    for name, value, choices in (("--by", by, BY), ("--format", form, FORMATS)):
+        if value not in choices:
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, but is {value!r}")
     is_laid_out = style.rows is not None or style.columns is not None
     if form != "text":
         if by != "setting" and not is_laid_out:
@@ -161,8 +161,8 @@ def _percent(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.2f}%"
 
 
-def _interval(found: Estimate) -> str:
-    ends = finite(found.low), finite(found.high)
+def _interval(estimate: Estimate) -> str:
+    ends = finite(estimate.low), finite(estimate.high)
     return MISSING if None in ends else " to ".join(map(_percent, ends))
 
 

@@ -79,14 +79,14 @@ class Report:
         return any(len(setting.runs) > 1 for setting in self.settings)
 
 
-def build_report(found: Found, keys: LayoutKeys | None = None) -> Report:
-    """Puts together what a page shows, in rows and worlds by these keys.
+def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
+    """Put together a page's contents, in rows and worlds by these keys.
 
     Raises:
         OutputError: None of the runs can be shown.
         ConfigError: There is no such key, or two settings would stand in one cell.
     """
-    runs, bad = report_runs(found.runs)
+    runs, bad = report_runs(sources.runs)
     if not runs:
         raise OutputError(bad[0])
     study, looks = _ranked(runs, keys or LayoutKeys())
@@ -99,11 +99,11 @@ def build_report(found: Found, keys: LayoutKeys | None = None) -> Report:
     )
     maps = client_maps([run.view for run in runs], order)
     configs = config_table([runs[setting.runs[0]].flat for setting in settings])
-    tables, problems = reported_tables(found.sweeps)
+    tables, problems = reported_tables(sources.sweeps)
     # A table's columns are different worlds on purpose.
-    one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
+    one_table = len(tables) == 1 and all(r.folder.resolve().parent == sources.sweeps[0].resolve() for r in sources.runs)
     worlds = [] if one_table or keys not in (None, LayoutKeys()) else _world_notes(study.layout)
-    notes = (*found.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
+    notes = (*sources.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
     charts = {
         **curve_charts(study, looks),
         **front_charts(study, looks, parts, accuracies),
@@ -115,8 +115,8 @@ def build_report(found: Found, keys: LayoutKeys | None = None) -> Report:
         layout=study.layout,
         looks=tuple(looks),
         accuracies=tuple(accuracies),
-        unreadable=(*found.unreadable, *bad),
-        sweeps=found.sweeps,
+        unreadable=(*sources.unreadable, *bad),
+        sweeps=sources.sweeps,
         worlds=tuple(parts),
         targets=tuple(target_rows(settings)),
         configs=configs,
@@ -124,7 +124,7 @@ def build_report(found: Found, keys: LayoutKeys | None = None) -> Report:
         shares=tuple(share_rows(settings)),
         charts={name: chart for name, chart in charts.items() if chart},
         tables=tuple(tables),
-        verdicts=tuple(clean(line, longest=1000) for folder in found.sweeps for line in read_verdict(folder)),
+        verdicts=tuple(clean(line, longest=1000) for folder in sources.sweeps for line in read_verdict(folder)),
         notes=tuple(clean(note, longest=1000) for note in notes),
     )
 

@@ -72,7 +72,7 @@ def write_report(
     script: str = INSIDE,
     keys: LayoutKeys | None = None,
 ) -> Written:
-    """Reads runs and writes the page.
+    """Read runs and write the page.
 
     Args:
         sources: Run folders, folders with runs below them, or names of MLflow experiments.
@@ -91,8 +91,8 @@ def write_report(
         _check_script(target.with_name(PLOTLY), overwrite=overwrite)
     elif script != INSIDE:
         raise OutputError(f"--script {script}: must be {INSIDE} or {BESIDE}")
-    found = find_sources([str(source) for source in sources], uri=uri)
-    report = build_report(found, keys or LayoutKeys())
+    source_runs = find_sources([str(source) for source in sources], uri=uri)
+    report = build_report(source_runs, keys or LayoutKeys())
     data = render(report, made=datetime.now(UTC), script=script).encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -241,8 +241,8 @@ def _title(report: Report) -> str:
 
 
 def _common_versions(runs: Sequence[ReportRun]) -> dict[str, str]:
-    """The versions that all runs agree on, of those that name any."""
-    known = [run.versions for run in runs if run.versions]
-    if not known:
+    """Return the versions that all runs agree on, of those that name any."""
+    versions = [run.versions for run in runs if run.versions]
+    if not versions:
         return {}
-    return {name: value for name, value in known[0].items() if all(v.get(name) == value for v in known)}
+    return {name: value for name, value in versions[0].items() if all(v.get(name) == value for v in versions)}

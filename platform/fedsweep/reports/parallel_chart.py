@@ -119,10 +119,10 @@ def _values_axis(texts: Sequence[str]) -> _Axis:
 
 
 def _range_axis(values: Sequence[float | None], words: Callable[[float], str]) -> _Axis:
-    known = [value for value in values if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    present = [value for value in values if value is not None]
+    low, high = (min(present), max(present)) if present else (0.0, 0.0)
     heights = [None if v is None else round((v - low) / (high - low), 4) if high > low else 0.5 for v in values]
-    ends = {0.0: words(low), 1.0: words(high)} if high > low else {0.5: words(low)} if known else {}
+    ends = {0.0: words(low), 1.0: words(high)} if high > low else {0.5: words(low)} if present else {}
     return heights, list(ends.items()), [words(value) if value is not None else "-" for value in values]
 
 

@@ -346,9 +346,9 @@ def _with_front(
 def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Scatter:
     import plotly.graph_objects as go
 
-    known = error is not None and not math.isnan(error.low)
+    has_interval = error is not None and not math.isnan(error.low)
     text = f"{100 * end.accuracy:.2f} %, {bytes_text(end.cost)}"
-    if error is not None and known:
+    if error is not None and has_interval:
         text += f"<br>95 % interval {100 * error.low:.2f} to {100 * error.high:.2f} %, {error.count} seeds"
     symbol = SYMBOLS[look.marker][0] + ("-open" if hollow else "")
     edge = {"width": 1.5, "color": look.colour if hollow else "#FFFFFF"}
@@ -365,7 +365,7 @@ def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Sc
             "color": look.colour,
             "thickness": 1.2,
         }
-        if error is not None and known
+        if error is not None and has_interval
         else None,
         text=text,
         hovertemplate="%{fullData.name}<br>%{text}<extra></extra>",

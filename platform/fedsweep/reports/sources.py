@@ -112,13 +112,13 @@ def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> li
 
 
 def _tagged_folders(client: MlflowClient, name: str) -> list[Path]:
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         raise InputError(unknown_name("experiment", name, [item.name for item in client.search_experiments()]))
     folders: dict[str, None] = {}
     token = None
     while len(folders) < _MOST_RUNS:
-        page = client.search_runs([found.experiment_id], max_results=_PAGE, page_token=token)
+        page = client.search_runs([experiment.experiment_id], max_results=_PAGE, page_token=token)
         for run in page:
             tags = run.data.tags
             if tags.get(_FOLDER_TAG) and tags.get(_KIND_TAG) != "sweep" and "\0" not in tags[_FOLDER_TAG]:

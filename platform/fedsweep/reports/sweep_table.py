@@ -54,13 +54,13 @@ def _cells(setting: SettingRow, metrics: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _estimate_text(found: Estimate, name: str) -> str:
-    if math.isnan(found.mean):
+def _estimate_text(estimate: Estimate, name: str) -> str:
+    if math.isnan(estimate.mean):
         return "-"
-    text = _figure_text(found.mean, name)
-    if math.isnan(found.low):
+    text = _figure_text(estimate.mean, name)
+    if math.isnan(estimate.low):
         return text
-    return f"{text} [{_figure_text(found.low, name)}, {_figure_text(found.high, name)}]"
+    return f"{text} [{_figure_text(estimate.low, name)}, {_figure_text(estimate.high, name)}]"
 
 
 def _figure_text(value: float, name: str) -> str:
@@ -68,17 +68,17 @@ def _figure_text(value: float, name: str) -> str:
 
 
 def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: str, *, num_settings: int) -> list[str]:
-    """Which differences between settings, as ``summary.json`` has them, are more than chance, in lines.
+    """Describe differences between settings, as ``summary.json`` has them, that are more than chance, in lines.
 
     The mode is ``max`` or ``min``.
     """
-    known = [d for d in differences if d["p_value"] is not None and not math.isnan(d["p_value"])]
-    if not known:
+    judged = [d for d in differences if d["p_value"] is not None and not math.isnan(d["p_value"])]
+    if not judged:
         return ["no setting can be told from another: that takes at least three seeds that both have"] * bool(
             num_settings > 1
         )
-    real = [d for d in known if d["is_real"]]
-    head = f"{len(real)} of {len(known)} differences in {metric} are more than chance (paired seeds, 95%)"
+    real = [d for d in judged if d["is_real"]]
+    head = f"{len(real)} of {len(judged)} differences in {metric} are more than chance (paired seeds, 95%)"
     lines = [f"  {_difference_text(d, metric, mode)}" for d in real[:_MOST_LINES]]
     more = [f"  and {len(real) - _MOST_LINES} more, in summary.json"] if len(real) > _MOST_LINES else []
     return [head + (":" if real else ""), *lines, *more]

@@ -12,10 +12,10 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *positional: Any, **named: Any) -> Any:
         from fedsweep.reproduce.task import reproduce_table
 
-        return reproduce_table(*given, **named)
+        return reproduce_table(*positional, **named)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -1,4 +1,4 @@
-"""How long a run's own steps take on this machine, from a few of them."""
+"""The time of a run's own steps on this machine, from a few of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WARM = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What things take on one core, in seconds of CPU time.
+    """The time of a step and a turn on one core, in seconds of CPU time.
 
     Attributes:
         step: A local step of one client.

@@ -1,4 +1,4 @@
-"""What a cell of a table says, and the notes below the table; the same for all of its forms."""
+"""The texts of a table's cells, and the notes below the table; the same for all of its forms."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class CellText:
 
     @property
     def is_off(self) -> bool:
-        """Whether the two lie further apart than the measure's tolerance."""
+        """True where the two lie further apart than the measure's tolerance."""
         return FAR in self.marks
 
     @property
     def in_brackets(self) -> str:
-        """What the paper prints, as it stands beside or below what was measured."""
+        """The paper's figure, as it stands beside or below the measured one."""
         return f"({self.printed})" if self.printed else ""
 
     def __str__(self) -> str:
@@ -73,12 +73,12 @@ def headings(grid: Grid) -> list[Heading]:
 
 
 def has_labels(grid: Grid) -> bool:
-    """Whether the columns of figures show different measures, so that each needs its measure's label."""
+    """Check for columns of figures with different measures, so that each needs its measure's label."""
     return len({heading.measure.name for heading in headings(grid)}) > 1
 
 
 def cell_text(grid: Grid, row: str, heading: Heading) -> CellText:
-    """What stands in a row below a heading."""
+    """Return the text in a row below a heading."""
     measure = heading.measure
     printed = _printed(grid, row, heading)
     cell = grid.cell(row, heading.column)
@@ -143,18 +143,18 @@ def caption(grid: Grid) -> str:
 
 
 def setting_line(grid: Grid) -> str:
-    """One line on how it was measured."""
-    said = grid.setting
+    """Describe in one line the setting of the measurements."""
+    setting = grid.setting
     parts = [f"scale {grid.scale}"]
-    if datasets := said.get("datasets"):
+    if datasets := setting.get("datasets"):
         parts.append(", ".join(clean(name) for name in datasets))
-    if networks := said.get("networks"):
+    if networks := setting.get("networks"):
         parts.append(", ".join(clean(name) for name in networks))
-    rounds = said.get("rounds") or []
+    rounds = setting.get("rounds") or []
     if rounds and grid.table.has_runs:
         low, high = rounds[0], rounds[-1]
         parts.append(f"{low} rounds" if low == high else f"{low} to {high} rounds")
-    if seeds := said.get("seeds"):
+    if seeds := setting.get("seeds"):
         parts.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
     return clean("; ".join(parts), longest=_LONGEST_NOTE)
 
@@ -168,7 +168,7 @@ def standing_line(grid: Grid) -> str:
 
 
 def notes(grid: Grid) -> list[str]:
-    """What a reader must know, most important first."""
+    """Return the notes for a reader, most important first."""
     every = [
         *_how_to_read(grid),
         *_judged(grid),
@@ -187,31 +187,31 @@ def _how_to_read(grid: Grid) -> list[str]:
     has_printed = any(_printed(grid, row, heading) for row in grid.rows for heading in headings(grid))
     beside = f"; in brackets {grid.table.reference}" if has_printed else "; the paper prints no figures"
     names = ", ".join(dict.fromkeys(label_of(heading.measure) for heading in headings(grid)))
-    said = [f"Each cell: {names}, as measured{beside if grid.table.printed else ''}."]
+    sentences = [f"Each cell: {names}, as measured{beside if grid.table.printed else ''}."]
     usual = grid.usual_count
     if usual is not None:
-        said.append(
+        sentences.append(
             f"Each figure is {'of one seed' if usual == 1 else f'the mean over {usual} seeds'}, but where"
             " [n] says of n, [k/n] of the k of n seeds that have it."
             if any(figure.count != usual for _, _, figure in every)
             else f"Each figure is {'of one seed' if usual == 1 else f'the mean over {usual} seeds'}."
         )
     if any(figure.sd is not None for _, _, figure in every):
-        said.append("±, measured: sample standard deviation over seeds.")
+        sentences.append("±, measured: sample standard deviation over seeds.")
     if any(isinstance(v, list) for r in grid.table.printed.values() for c in r.values() for v in c.values()):
-        said.append(f"±, printed: {grid.table.spread}.")
+        sentences.append(f"±, printed: {grid.table.spread}.")
     judged = [m for m in grid.measures if m.tolerance is not None]
     within = f"the tolerance ({', '.join(f'{label_of(m)} {m.tolerance:g}' for m in judged)})"
     comparable = [c for c in grid.cells for m in judged if compared(grid, c, m) is not None]
     if FAR in marks:
-        said.append(f"{FAR}: further from what is printed than {within}.")
+        sentences.append(f"{FAR}: further from what is printed than {within}.")
     elif comparable:
-        said.append(f"All {len(comparable)} figures that can be compared lie within {within} of what is printed.")
+        sentences.append(f"All {len(comparable)} figures that can be compared lie within {within} of what is printed.")
     if APART in marks:
-        said.append(f"{APART}: mean ± spread of measured and printed do not overlap.")
+        sentences.append(f"{APART}: mean ± spread of measured and printed do not overlap.")
     if OTHER in marks:
-        said.append(f"{OTHER}: the settings are not the paper's, so the two are not compared.")
-    return said
+        sentences.append(f"{OTHER}: the settings are not the paper's, so the two are not compared.")
+    return sentences
 
 
 def _judged(grid: Grid) -> list[str]:
@@ -227,14 +227,17 @@ def _judged(grid: Grid) -> list[str]:
 
 def _scale_notes(grid: Grid) -> list[str]:
     note = grid.table.scale(grid.scale).note
-    said = [note] if note else []
+    sentences = [note] if note else []
     if grid.costs_only:
-        return [*said, "Costs alone: nothing was trained."]
+        return [*sentences, "Costs alone: nothing was trained."]
     is_partly_other = any(cell.standing != "paper" for cell in grid.cells) and not grid.is_other_throughout
     if not grid.table.printed or not is_partly_other:
-        return said  # a table of one's own, or all is said above
+        return sentences  # a table of one's own, or all is said above
     where = f"The scale {grid.scale} is not" if grid.scale != FULL else "With --set this is not"
-    return [*said, f"{where} the paper's setting; only what follows from settings that are the paper's is compared."]
+    return [
+        *sentences,
+        f"{where} the paper's setting; only what follows from settings that are the paper's is compared.",
+    ]
 
 
 def _missing(grid: Grid) -> list[str]:

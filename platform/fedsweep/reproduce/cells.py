@@ -45,7 +45,7 @@ class Cell:
     column: str
     seed: int
     values: Mapping[str, Any] = field(compare=False)
-    given: Mapping[str, Any] = field(compare=False)
+    config_tree: Mapping[str, Any] = field(compare=False)
 
     @property
     def label(self) -> str:
@@ -60,7 +60,7 @@ class Cell:
             ConfigError: Something in it is wrong; the message names the cell.
         """
         try:
-            return load_config(self.given)
+            return load_config(self.config_tree)
         except InputError as error:
             raise type(error)(f"cell {self.label}: {error}") from None
 
@@ -74,7 +74,7 @@ def cells_of(
     seeds: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Cell]:
-    """The cells that are to be measured, row by row; rows and columns that are missing have none.
+    """Return the cells that are to be measured, row by row; rows and columns that are missing have none.
 
     Later settings win: base, column, row, the row in this column, scale, the column at this scale, the row at this
     scale, ``overrides``, seed.
@@ -96,17 +96,17 @@ def cells_of(
     if len(set(seeds or ())) < len(seeds or ()):
         raise ConfigError(f"seeds must differ, but got {', '.join(map(str, seeds or ()))}")
     base = base_of(table, overrides)
-    found = []
+    cells = []
     for row in chosen("row", table, scale, pattern=rows):
         for column in chosen("column", table, scale, pattern=columns):
             if not table.has_cell(row, column):
                 continue
-            given = _given(table, scale, row=row, column=column, overrides=overrides)
+            tree = _given(table, scale, row=row, column=column, overrides=overrides)
             for seed in seeds or table.seeds_of(scale, row):
-                whole = {**given, "seed": seed}
-                values = {**dict(_differences(base, given)), "seed": seed}
-                found.append(Cell(row=row, column=column, seed=seed, values=values, given=whole))
-    return found
+                whole = {**tree, "seed": seed}
+                values = {**dict(_differences(base, tree)), "seed": seed}
+                cells.append(Cell(row=row, column=column, seed=seed, values=values, config_tree=whole))
+    return cells
 
 
 def base_of(table: TableFile, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def base_of(table: TableFile, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def chosen(kind: Literal["row", "column"], table: TableFile, scale: str, *, pattern: str | None = None) -> list[str]:
-    """Names of the rows, or the columns, that are shown, those that are missing included.
+    """Return names of the rows, or the columns, that are shown, those that are missing included.
 
     Args:
         kind: Which of both.
@@ -139,8 +139,8 @@ def chosen(kind: Literal["row", "column"], table: TableFile, scale: str, *, patt
     parts = [pattern] if pattern in names else [part.strip() for part in pattern.split(",") if part.strip()]
     if not parts:
         raise ConfigError(f"--{kind}s must name a {kind}, but is {pattern!r} (there are: {', '.join(names)})")
-    found = {name for part in parts for name in _matching(kind, names, part)}
-    return [name for name in names if name in found]
+    matches = {name for part in parts for name in _matching(kind, names, part)}
+    return [name for name in names if name in matches]
 
 
 def stand_in_of(table: TableFile, cell: Cell) -> str:
@@ -197,9 +197,9 @@ def _given(table: TableFile, scale: str, *, row: str, column: str, overrides: Se
     return apply_overrides(tree, overrides)
 
 
-def _differences(base: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values that turn the one into the other; a mapping with ``name`` or ``kind`` goes as a whole."""
-    for key, value in given.items():
+def _differences(base: Mapping[str, Any], changed: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values that turn one into the other; a mapping with ``name`` or ``kind`` stays whole."""
+    for key, value in changed.items():
         before = base.get(key)
         if key in base and before == value and type(before) is type(value):
             continue
@@ -210,10 +210,10 @@ def _differences(base: Mapping[str, Any], given: Mapping[str, Any], prefix: str 
 
 
 def _matching(kind: str, names: Sequence[str], part: str) -> list[str]:
-    """The name itself where there is one, even with a pattern's characters (``a*``); otherwise those that match."""
+    """Return the name itself where there is one, even with a pattern's characters (``a*``); else those that match."""
     low = part.lower()
-    found = [name for name in names if name.lower() == low]
-    found = found or [name for name in names if fnmatch.fnmatchcase(name.lower(), low)]
-    if not found:
+    matches = [name for name in names if name.lower() == low]
+    matches = matches or [name for name in names if fnmatch.fnmatchcase(name.lower(), low)]
+    if not matches:
         raise ConfigError(f"--{kind}s: {unknown_name(kind, part, names)}")
-    return found
+    return matches

@@ -42,7 +42,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What runs cost together.
+    """The costs of runs together.
 
     Attributes:
         runs: How many they are.
@@ -158,7 +158,7 @@ class Estimator:
 
 @dataclass(frozen=True, kw_only=True)
 class TableCosts:
-    """What the cells of a table cost.
+    """The costs of a table's cells.
 
     Attributes:
         by_cell: Each cell's own cost, before anything is shared.
@@ -267,7 +267,7 @@ def _planned(experiment: Experiment) -> int:
 
 
 def _turns(experiment: Experiment, planned: int) -> float:
-    """How often clients take part in a round, in the whole run."""
+    """Count the clients' turns in the whole run: one for each round that a client takes part in."""
     planner = Planner(experiment, CostModel(experiment))
     plans = islice(planned_rounds(experiment, planner), planned)
     turns = sum(len({job.client for point in plan.points for job in point.start}) for plan in plans)

@@ -106,9 +106,9 @@ def _table(grid: Grid, shown: Sequence[Heading], *, is_stacked: bool) -> Table:
     for row in grid.rows:
         texts = [cell_text(grid, row, heading) for heading in shown]
         styles = ["red" if text.is_broken else "yellow" if text.is_off else "" for text in texts]
-        said = [f"{t.measured}{t.marks}\n{t.in_brackets}".rstrip() if is_stacked else str(t) for t in texts]
+        cells = [f"{t.measured}{t.marks}\n{t.in_brackets}".rstrip() if is_stacked else str(t) for t in texts]
         name = "\n".join(textwrap.wrap(clean(grid.row_label(row)), _LONGEST_NAME))
-        table.add_row(Text(name), *(Text(text, style=style) for text, style in zip(said, styles, strict=True)))
+        table.add_row(Text(name), *(Text(text, style=style) for text, style in zip(cells, styles, strict=True)))
     return table
 
 
@@ -253,7 +253,7 @@ def table_tree(table: TableFile) -> dict[str, Any]:
 
 
 def table_text(table: TableFile) -> str:
-    """What a table consists of, at which scales, and how it is made; plain lines."""
+    """Describe a table's parts, its scales, and the command that makes it; plain lines."""
     listed = {
         "measures": [_measure_line(measure) for measure in table.measures],
         "rows": [_place_line(row.name, row.why_missing) for row in table.rows],

@@ -1,4 +1,4 @@
-"""What a table's file can name: kinds of tables, measures and figures, each a function found by its name.
+"""The kinds of tables, measures and figures that a table's file can name, each a function found by its name.
 
 A name is built in, ``package.module:callable``, or an installed package's entry point (``fedsweep.tables``,
 ``fedsweep.measures``, ``fedsweep.figures``). What they are called with:

@@ -40,7 +40,7 @@ _LONGEST_NAME, _LONGEST_HEADING = 24, 12
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """How a tabular is set.
+    """The layout of a tabular.
 
     Attributes:
         size: A size of type.
@@ -59,11 +59,11 @@ def as_tabular(grid: Grid) -> str:
 
 
 def as_latex(grid: Grid) -> str:
-    """The table as LaTeX, for the package ``booktabs``; it goes over both columns where one is too narrow."""
+    """Write the table as LaTeX, for the package ``booktabs``; it goes over both columns where one is too narrow."""
     environment = "table" if _shape(grid).width <= COLUMN else "table*"
     lines = filter(None, (caption(grid), setting_line(grid), standing_line(grid)))
-    said = ". ".join(latex_text(line.rstrip(".")) for line in lines)
-    head = [rf"\begin{{{environment}}}", r"\centering", rf"\caption{{{said}.}}"]
+    text = ". ".join(latex_text(line.rstrip(".")) for line in lines)
+    head = [rf"\begin{{{environment}}}", r"\centering", rf"\caption{{{text}.}}"]
     foot = [
         r"\par\smallskip\begin{minipage}{\linewidth}\scriptsize\raggedright",
         *(rf"{latex_text(note)}\par" for note in notes(grid)),

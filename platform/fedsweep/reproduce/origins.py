@@ -36,7 +36,7 @@ def with_origins(grid: Grid, views: Mapping[Cell, RunView | str], folder: Path) 
 
 
 def _changed(runs: list[RunView]) -> list[str]:
-    """Names of the sources that were not the same in all runs that have them."""
+    """Return names of the sources that were not the same in all runs that have them."""
     digests: dict[str, set[str]] = {}
     mixed = False
     for run in runs:
@@ -44,5 +44,5 @@ def _changed(runs: list[RunView]) -> list[str]:
         sources = run.result.get("sources")
         for name, digest in sources.items() if isinstance(sources, Mapping) else ():
             digests.setdefault(str(name), set()).add(str(digest))
-    names = sorted(name for name, found in digests.items() if len(found) > 1)
+    names = sorted(name for name, versions in digests.items() if len(versions) > 1)
     return names or (["some of one run's rounds"] if mixed else [])

@@ -64,7 +64,7 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def has_outputs(folder: Path) -> bool:
-    """Whether a table was written here."""
+    """Check that a table was written here."""
     return (folder / MEASURED).is_file()
 
 
@@ -172,14 +172,14 @@ class Table:
         return cls(folder=folder, grid=read_grid(folder))
 
     def to_pandas(self) -> pd.DataFrame:
-        """A line for each row, column and measure: mean, deviation and number of seeds, and what the paper prints."""
+        """Return a line for each row, column and measure: mean, deviation, number of seeds, and the paper's figure."""
         import pandas as pd
 
         lines: list[dict[str, Any]] = []
         for cell in self.grid.cells:
-            for name, found in cell.measured.items():
+            for name, figure in cell.measured.items():
                 places = {"row": cell.row, "column": cell.column, "measure": name}
-                figures = {"mean": found.mean, "sd": found.sd, "seeds": found.count}
+                figures = {"mean": figure.mean, "sd": figure.sd, "seeds": figure.count}
                 lines.append({**places, **figures, "printed": self.grid.table.printed_value(**places)})
         return pd.DataFrame(lines, columns=["row", "column", "measure", "mean", "sd", "seeds", "printed"])
 

@@ -33,7 +33,7 @@ _LONGEST_SLUG = 90
 
 @dataclass(frozen=True, kw_only=True)
 class TableRequest:
-    """What is to be reproduced.
+    """A request to reproduce a table, or parts of it.
 
     Attributes:
         table: A table's name, or its file.
@@ -82,7 +82,7 @@ class Reproduction:
 
     @cached_property
     def keys(self) -> Mapping[Cell, str]:
-        """What each cell is known by: the hash of everything that affects its results."""
+        """The cells' keys: for each the hash of everything that affects its results."""
         return {cell: resolve(cell.config).hash() for cell in self.cells}
 
     @cached_property
@@ -109,7 +109,7 @@ class Reproduction:
 
     @property
     def plan_request(self) -> dict[str, Any]:
-        """What a folder keeps of it, so that it can go on, and other tables can find its runs."""
+        """The request as a folder keeps it, so that it can go on, and other tables can find its runs."""
         path = Path(self.request.table).expanduser()
         table = str(path.absolute()) if path.is_file() else self.request.table
         keys = {trial.folder: key for key, trial in self.by_key.items()} if self.table.has_runs else {}
@@ -136,7 +136,7 @@ class Reproduction:
 
 
 def reproduction(request: TableRequest) -> Reproduction:
-    """Reads a table and makes its cells; nothing is loaded or written.
+    """Read a table and make its cells; nothing is loaded or written.
 
     Raises:
         InputError: There is no such table or scale, a pattern matches nothing, or a setting is wrong.
@@ -157,33 +157,33 @@ def reproduction(request: TableRequest) -> Reproduction:
         cells = [cell for cell in cells if (cell.row, cell.column, cell.seed) in request.chosen]
     for cell in cells:
         _ = cell.config
-    found = Reproduction(request=request, table=table, cells=tuple(cells), config=config)
+    whole = Reproduction(request=request, table=table, cells=tuple(cells), config=config)
     if not cells:
-        reasons = [f"{n}: {table.row(n).why_missing}" for n in found.rows if table.row(n).why_missing]
-        reasons += [f"{n}: {table.column(n).missing}" for n in found.columns if table.column(n).missing]
+        reasons = [f"{n}: {table.row(n).why_missing}" for n in whole.rows if table.row(n).why_missing]
+        reasons += [f"{n}: {table.column(n).missing}" for n in whole.columns if table.column(n).missing]
         raise ConfigError(f"nothing of {table.name} that was asked for can be measured ({'; '.join(reasons)})")
-    return found
+    return whole
 
 
 def request_of(folder: SweepFolder) -> TableRequest:
-    """What a folder was begun for.
+    """Return the request that a folder was begun for.
 
     Raises:
         OutputError: It holds no reproduction, or a damaged one.
     """
-    said = folder.read_plan().request
-    if not said:
+    entries = folder.read_plan().request
+    if not entries:
         raise OutputError(f"{folder.path} holds a sweep, but no table; go on with fedsweep sweep --resume --out")
     try:
-        seeds = said["seeds"]
+        seeds = entries["seeds"]
         return TableRequest(
-            table=str(said["table"]),
-            scale=str(said["scale"]),
-            rows=None if said["rows"] is None else str(said["rows"]),
-            columns=None if said["columns"] is None else str(said["columns"]),
+            table=str(entries["table"]),
+            scale=str(entries["scale"]),
+            rows=None if entries["rows"] is None else str(entries["rows"]),
+            columns=None if entries["columns"] is None else str(entries["columns"]),
             seeds=None if seeds is None else tuple(int(seed) for seed in seeds),
-            overrides=tuple(map(str, said["overrides"])),
-            chosen=_chosen_of(said.get("chosen")),
+            overrides=tuple(map(str, entries["overrides"])),
+            chosen=_chosen_of(entries.get("chosen")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError(f"{folder.path}: its plan's request is damaged: {error!r}") from error
@@ -193,8 +193,8 @@ def _chosen_of(value: Any) -> tuple[tuple[str, str, int], ...] | None:
     return None if value is None else tuple((str(row), str(column), int(seed)) for row, column, seed in value)
 
 
-def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> tuple[dict[Path, Path], dict[Path, str]]:
-    """Finished runs in tables' folders beside this one that are what runs that are left would be.
+def finished_elsewhere(whole: Reproduction, folder: SweepFolder) -> tuple[dict[Path, Path], dict[Path, str]]:
+    """Return finished runs in tables' folders beside this one that stand for runs that are left.
 
     Returns:
         Where such runs would be -> where they are; and runs of the same configuration by other code -> what has changed
@@ -202,13 +202,13 @@ def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> tuple[dict[P
     """
     from fedsweep.sweeps.reuse import finished_key, other_code
 
-    wanted = {key: folder.trial_path(t) for key, t in found.by_key.items() if not folder.has_finished(t)}
+    wanted = {key: folder.trial_path(t) for key, t in whole.by_key.items() if not folder.has_finished(t)}
     runs: dict[Path, Path] = {}
     refused: dict[Path, tuple[Path, str]] = {}
     for run, key in _runs_beside(folder.path):
         if key not in wanted or wanted[key] in runs or finished_key(run) != key:
             continue
-        if changed := other_code(run, found.sources[key]):
+        if changed := other_code(run, whole.sources[key]):
             refused[wanted[key]] = run, changed
         else:
             runs[wanted[key]] = run

@@ -61,7 +61,7 @@ class Task:
     """A table that is to be made; :func:`begin` has checked that it may.
 
     Attributes:
-        found: The cells.
+        reproduction: The cells.
         folder: Where they go.
         going_on: The folder was begun with them already.
         overwrite: Replace what the folder holds.
@@ -70,7 +70,7 @@ class Task:
         allow_changed_code: Keep the folder's runs that other sources made.
     """
 
-    found: Reproduction
+    reproduction: Reproduction
     folder: SweepFolder
     going_on: bool
     overwrite: bool
@@ -80,8 +80,8 @@ class Task:
 
     @property
     def has_runs(self) -> bool:
-        """Whether every cell is a run of its own."""
-        return not self.costs_only and self.found.table.has_runs
+        """True where every cell is a run of its own."""
+        return not self.costs_only and self.reproduction.table.has_runs
 
     def prepared(self) -> PreparedSweep:
         """The cells as trials, checked as a sweep's trials are; the data sets are loaded.
@@ -91,64 +91,64 @@ class Task:
         """
         from fedsweep.sweeps.prepare import prepare
 
-        found = self.found
+        reproduction = self.reproduction
         if self.going_on:
-            found.check_same(self.folder)
-        trials = [(trial, found.firsts[key].config) for key, trial in found.by_key.items()]
+            reproduction.check_same(self.folder)
+        trials = [(trial, reproduction.firsts[key].config) for key, trial in reproduction.by_key.items()]
         prepared = prepare(
-            found.config,
+            reproduction.config,
             self.folder,
             resume=self.going_on,
             trials=trials,
             allow_changed_code=self.allow_changed_code,
         )
-        prepared.plan = replace(prepared.plan, request=found.plan_request)
+        prepared.plan = replace(prepared.plan, request=reproduction.plan_request)
         return prepared
 
     def make(
         self,
         *,
         run: Callable[[PreparedSweep, bool], object] | None = None,
-        said: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> Reproduced:
-        """Runs what is left, measures, draws and writes.
+        """Run the cells that are left, measure, draw and write.
 
         Args:
             run: Runs the trials, given whether their folder holds them already; by default without anybody watching.
-            said: Told of each cell that is measured without a run, and of runs that are taken over from other tables.
+            notify: Called for each cell that is measured without a run, and for runs taken over from other tables.
 
         Raises:
             InputError: Something is wrong or not there.
             KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
         """
         with sole_writer(self.folder.path):
-            return self._made(run or self._run, said)
+            return self._made(run or self._run, notify)
 
-    def _made(self, run: Callable[[PreparedSweep, bool], object], said: Callable[[str], None]) -> Reproduced:
-        found, path = self.found, self.folder.path
+    def _made(self, run: Callable[[PreparedSweep, bool], object], notify: Callable[[str], None]) -> Reproduced:
+        reproduction, path = self.reproduction, self.folder.path
         pictures: list[Path] = []
         problems: list[str] = []
         if self.costs_only:
             from fedsweep.reproduce.measured.costs import costs_grid
 
-            grid = costs_grid(found.table, found.cells, scale=found.request.scale, done=said)
+            grid = costs_grid(reproduction.table, reproduction.cells, scale=reproduction.request.scale, done=notify)
         elif not self.has_runs:
             if self.overwrite:
                 remove_outputs(path)
-            grid = self._measured_alone(said)
+            grid = self._measured_alone(notify)
             pictures = sorted((path / FIGURES).glob("*"))
         else:
             prepared = self.prepared()
             going_on = self.going_on and prepared.is_done
             if not going_on:
                 remove_outputs(path)
-                going_on = self._take_over(prepared, said) or self.going_on
+                going_on = self._take_over(prepared, notify) or self.going_on
             run(prepared, going_on)
-            views = views_of(found.table, found.folders(path))
-            grid = measured(found.table, views, scale=found.request.scale)
+            views = views_of(reproduction.table, reproduction.folders(path))
+            grid = measured(reproduction.table, views, scale=reproduction.request.scale)
             grid = with_origins(grid, views, path)
-            pictures, problems = _drawn(found, grid, views, folder=path)
-        grid = replace(grid, rows=tuple(found.rows), columns=tuple(found.columns))
+            pictures, problems = _drawn(reproduction, grid, views, folder=path)
+        grid = replace(grid, rows=tuple(reproduction.rows), columns=tuple(reproduction.columns))
         files = write_outputs(grid, path)
         return Reproduced(
             folder=path,
@@ -158,37 +158,43 @@ class Task:
             problems=(*grid.problems, *problems),
         )
 
-    def _measured_alone(self, said: Callable[[str], None]) -> Grid:
-        """The cells of a kind that has no runs."""
-        found, folder = self.found, self.folder
-        kind = table_kind(found.table)
+    def _measured_alone(self, notify: Callable[[str], None]) -> Grid:
+        """Measure the cells of a kind that has no runs."""
+        reproduction, folder = self.reproduction, self.folder
+        kind = table_kind(reproduction.table)
         if self.going_on:
-            found.check_same(folder)
+            reproduction.check_same(folder)
         else:
-            plan = SweepPlan(given=found.config.given, trials=(), request=found.plan_request)
+            plan = SweepPlan(config_tree=reproduction.config.given, trials=(), request=reproduction.plan_request)
             folder.create(plan, config_yaml=None, overwrite=self.overwrite)
         try:
-            return kind.measure(found.table, found.cells, scale=found.request.scale, folder=folder.path, said=said)
+            return kind.measure(
+                reproduction.table,
+                reproduction.cells,
+                scale=reproduction.request.scale,
+                folder=folder.path,
+                said=notify,
+            )
         except InputError:
             if not self.going_on and not find_runs(folder.path):  # or --resume could not go on with finished ones
                 folder.withdraw()
             raise
 
-    def _take_over(self, prepared: PreparedSweep, said: Callable[[str], None]) -> bool:
-        """Takes over what tables beside this one have finished; whether there was any, so that the folder is begun."""
+    def _take_over(self, prepared: PreparedSweep, notify: Callable[[str], None]) -> bool:
+        """Take over finished runs of tables beside this one; true where there was any, so that the folder is begun."""
         from fedsweep.sweeps.reuse import not_taken, take_over
 
         if self.fresh:
             return False
-        runs, refused = finished_elsewhere(self.found, self.folder)
+        runs, refused = finished_elsewhere(self.reproduction, self.folder)
         if refused:
-            said(not_taken(refused))
+            notify(not_taken(refused))
         if not runs:
             return False
         take_over(prepared, runs, begun=self.going_on, overwrite=self.overwrite)
         places = ", ".join(dict.fromkeys(path.parent.name for path in runs.values()))
         there = f"{len(runs)} of {len(prepared.entries)} runs have finished in {places} already and are taken over"
-        said(f"{there} (--fresh runs them again)")
+        notify(f"{there} (--fresh runs them again)")
         return True
 
     def _run(self, prepared: PreparedSweep, going_on: bool) -> None:
@@ -224,50 +230,50 @@ def reproduce_table(
         InputError: Something is wrong or not there; nothing was written.
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
-    asked = request
-    if isinstance(asked, str):
-        asked = TableRequest(table=asked, scale=read_table(asked).default_scale)
+    wanted = request
+    if isinstance(wanted, str):
+        wanted = TableRequest(table=wanted, scale=read_table(wanted).default_scale)
     folder = None if out is None else SweepFolder(Path(out))
-    task = begin(asked, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
+    task = begin(wanted, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
     return replace(task, fresh=fresh).make()
 
 
 def begin(
     request: TableRequest, folder: SweepFolder | None, *, resume: bool, overwrite: bool, costs_only: bool
 ) -> Task:
-    """Reads a table and checks that its folder, None for one of its own, may be used; nothing is loaded or written.
+    """Read a table and check that its folder, None for one of its own, may be used; nothing is loaded or written.
 
     Raises:
         InputError: There is no such table or scale, a setting is wrong, or the folder is in use.
     """
     if resume and (folder is None or overwrite or costs_only):
         raise ConfigError("--resume goes on with --out DIR; give that, and neither --overwrite nor --costs-only")
-    found = reproduction(request)
+    whole = reproduction(request)
     if costs_only:
-        found = _shortened(found)
-    folder = folder or SweepFolder(default_folder(found.config))
+        whole = _shortened(whole)
+    folder = folder or SweepFolder(default_folder(whole.config))
     going_on = resume and folder.has_plan
     if not going_on:
         folder.check_free(overwrite=overwrite)
         if has_outputs(folder.path) and not overwrite:
             raise OutputError(f"{folder.path} is in use already ({MEASURED}); replace it with --overwrite")
     if costs_only:
-        _check_costs(found, folder)
-    return Task(found=found, folder=folder, going_on=going_on, overwrite=overwrite, costs_only=costs_only)
+        _check_costs(whole, folder)
+    return Task(reproduction=whole, folder=folder, going_on=going_on, overwrite=overwrite, costs_only=costs_only)
 
 
-def _shortened(found: Reproduction) -> Reproduction:
-    """The same over few enough rounds that costs come in seconds, unless the rounds were asked for."""
-    request = found.request
+def _shortened(whole: Reproduction) -> Reproduction:
+    """Return the same over few enough rounds that costs come in seconds, unless the rounds were asked for."""
+    request = whole.request
     if any(text.partition("=")[0].strip() in ("training", "training.rounds") for text in request.overrides):
-        return found
-    if max(cell.config.training.rounds for cell in found.cells) <= _COSTS_ROUNDS:
-        return found
+        return whole
+    if max(cell.config.training.rounds for cell in whole.cells) <= _COSTS_ROUNDS:
+        return whole
     return reproduction(replace(request, overrides=(*request.overrides, f"training.rounds={_COSTS_ROUNDS}")))
 
 
-def _check_costs(found: Reproduction, folder: SweepFolder) -> None:
-    table = found.table
+def _check_costs(whole: Reproduction, folder: SweepFolder) -> None:
+    table = whole.table
     if not any(measure.cost for measure in table.measures):
         names = ", ".join(measure.name for measure in table.measures)
         raise ConfigError(f"--costs-only: {table.name} has no measure of cost (it has: {names})")
@@ -276,15 +282,15 @@ def _check_costs(found: Reproduction, folder: SweepFolder) -> None:
 
 
 def _drawn(
-    found: Reproduction, grid: Grid, views: Mapping[Cell, RunView | str], *, folder: Path
+    whole: Reproduction, grid: Grid, views: Mapping[Cell, RunView | str], *, folder: Path
 ) -> tuple[list[Path], list[str]]:
-    """The table's pictures; and which could not be drawn, and why."""
+    """Draw the table's pictures; also returns which could not be drawn, and why."""
     from fedsweep.reproduce.figures.scene import draw
 
     pictures: list[Path] = []
     problems = []
-    for figure in found.table.figures:
-        if not (_meet(figure.rows, found.rows) and _meet(figure.columns, found.columns)):
+    for figure in whole.table.figures:
+        if not (_meet(figure.rows, whole.rows) and _meet(figure.columns, whole.columns)):
             continue
         try:
             pictures += draw(figure, grid, views, path_stem=folder / FIGURES / figure.name)
@@ -293,6 +299,6 @@ def _drawn(
     return pictures, problems
 
 
-def _meet(shown: Sequence[str] | None, asked: Sequence[str]) -> bool:
-    """Whether a picture of these rows or columns, by default all, has any of those that were asked for."""
-    return shown is None or not set(shown).isdisjoint(asked)
+def _meet(shown: Sequence[str] | None, left: Sequence[str]) -> bool:
+    """Check that a picture of these rows or columns, by default all, has any of those that are measured."""
+    return shown is None or not set(shown).isdisjoint(left)

@@ -51,9 +51,9 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def setting_key(flat: Mapping[str, str]) -> str:
-    """One text for configurations that differ in their seed alone, or in what changes no result."""
-    kept = {key: value for key, value in flat.items() if not _is_aside(key)}
-    return json.dumps(kept, sort_keys=True)
+    """Return one text for configurations that differ in their seed alone, or in what changes no result."""
+    setting = {key: value for key, value in flat.items() if not _is_aside(key)}
+    return json.dumps(setting, sort_keys=True)
 
 
 def config_table(flats: Sequence[Mapping[str, str]]) -> ConfigTable:

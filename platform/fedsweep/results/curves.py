@@ -114,7 +114,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def thinned(curve: Curve, *, points: int) -> list[int]:
-    """The places of a curve that a page shows, ascending; all where there are not more than ``points``.
+    """Return the places of a curve that a page shows, ascending; all where there are not more than ``points``.
 
     Of each stretch of rounds these are the ones with the lowest and the highest test accuracy (or, without any, the
     first figure there is), so that no dip or peak is lost; the first and the last place are always among them.
@@ -123,18 +123,18 @@ def thinned(curve: Curve, *, points: int) -> list[int]:
         curve: Any.
         points: How many to keep, 4 or more; up to two more may come back.
     """
-    known = [p for p in range(len(curve.rounds)) if any(cells[p] is not None for cells in curve.figures.values())]
-    if len(known) <= points:
-        return known
+    filled = [p for p in range(len(curve.rounds)) if any(cells[p] is not None for cells in curve.figures.values())]
+    if len(filled) <= points:
+        return filled
     leading = next(iter(curve.figures.values()))
     stretches = points // 2
-    kept = {known[0], known[-1]}
+    chosen = {filled[0], filled[-1]}
     for number in range(stretches):
-        stretch = known[number * len(known) // stretches : (number + 1) * len(known) // stretches]
+        stretch = filled[number * len(filled) // stretches : (number + 1) * len(filled) // stretches]
         ranked = sorted((value, p) for p in stretch if (value := leading[p]) is not None)
-        kept |= {ranked[0][1], ranked[-1][1]} if ranked else {stretch[0]}
-    evaluated = [p for p in known if leading[p] is not None]
-    return sorted(kept | {evaluated[-1]})
+        chosen |= {ranked[0][1], ranked[-1][1]} if ranked else {stretch[0]}
+    evaluated = [p for p in filled if leading[p] is not None]
+    return sorted(chosen | {evaluated[-1]})
 
 
 def short(value: float | None) -> float | int | None:

@@ -20,14 +20,14 @@ def has_part(key: str, part: str) -> bool:
     return f".{part}." in f".{key}."
 
 
-def resolved(name: str, keys: Sequence[str], *, what: str, known: Iterable[str]) -> list[str]:
-    """The keys that a name stands for: itself, those below it, or those of which it is the end.
+def resolved(name: str, keys: Sequence[str], *, what: str, candidates: Iterable[str]) -> list[str]:
+    """Return the keys that a name stands for: itself, those below it, or those of which it is the end.
 
     Args:
         name: Whole, a section, or the end of a key.
         keys: All keys there are.
-        what: Who asks, for the message.
-        known: What is worth asking for, for the message.
+        what: The option that asks, for the message.
+        candidates: Names that are worth asking for, for the message.
 
     Raises:
         ConfigError: There is none, or it is the end of several that lie in different places.
@@ -38,5 +38,5 @@ def resolved(name: str, keys: Sequence[str], *, what: str, known: Iterable[str])
     if len(ends) > 1:
         raise ConfigError(f"{what} {name}: may be {some_of(ends, _SHOWN)}; write more of it")
     if not ends:
-        raise ConfigError(f"{what}: {unknown_name('key', name, known)}")
+        raise ConfigError(f"{what}: {unknown_name('key', name, candidates)}")
     return keys_below(ends, keys)

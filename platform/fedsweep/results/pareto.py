@@ -44,7 +44,7 @@ class BestUnderBudget:
 
 
 def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
-    """The points that no other beats, cheapest first.
+    """Return the points that no other beats, cheapest first.
 
     A point is beaten by one that costs no more and reaches no less, and is better in one of the two. Equal points do
     not beat each other.
@@ -52,10 +52,10 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
     Args:
         points: Cost and accuracy of each; None for one that takes no part. Indices into these come back.
     """
-    known = [(cost, -accuracy, index) for index, point in enumerate(points) if point for cost, accuracy in [point]]
+    ordered = [(cost, -accuracy, index) for index, point in enumerate(points) if point for cost, accuracy in [point]]
     front: list[int] = []
     last: tuple[float, float] | None = None
-    for cost, loss, index in sorted(known):
+    for cost, loss, index in sorted(ordered):
         if last is None or loss < last[1] or (cost, loss) == last:
             front.append(index)
             last = (cost, loss)
@@ -156,16 +156,16 @@ def budget_grid(curves: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
 def best_under_budgets(
     curves: Sequence[Sequence[tuple[float, float]]], budgets: Sequence[int]
 ) -> list[BestUnderBudget]:
-    """For each budget the result that had reached the highest accuracy when it was used up.
+    """Return, for each budget, the result that had reached the highest accuracy when it was used up.
 
     Of equals the one that sent less is the better one. Curves are as in :func:`budget_grid`, budgets in bytes.
     """
     rows = []
     for budget in budgets:
-        found = [(index, point) for index, curve in enumerate(curves) if (point := reached(curve, budget))]
-        if not found:
+        candidates = [(index, point) for index, curve in enumerate(curves) if (point := reached(curve, budget))]
+        if not candidates:
             rows.append(BestUnderBudget(budget=budget, index=None, accuracy=None, used=None))
             continue
-        index, (used, accuracy) = max(found, key=lambda item: (item[1][1], -item[1][0]))
+        index, (used, accuracy) = max(candidates, key=lambda item: (item[1][1], -item[1][0]))
         rows.append(BestUnderBudget(budget=budget, index=index, accuracy=accuracy, used=used))
     return rows

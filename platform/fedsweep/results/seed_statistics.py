@@ -85,26 +85,26 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def estimate(values: Iterable[float | None]) -> Estimate:
-    """Mean, standard deviation and bootstrap interval of the values that are neither None nor NaN.
+    """Estimate mean, standard deviation and bootstrap interval of the values that are neither None nor NaN.
 
     The same values give the same interval wherever it is asked for.
     """
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    if not known:
+    present = [value for value in values if value is not None and not math.isnan(value)]
+    if not present:
         return Estimate(count=0, mean=math.nan, sd=math.nan, low=math.nan, high=math.nan)
-    if len(known) == 1:
-        return Estimate(count=1, mean=known[0], sd=math.nan, low=math.nan, high=math.nan)
-    low, high = bootstrap(known)
-    return Estimate(count=len(known), mean=mean(known), sd=deviation(known), low=low, high=high)
+    if len(present) == 1:
+        return Estimate(count=1, mean=present[0], sd=math.nan, low=math.nan, high=math.nan)
+    low, high = bootstrap(present)
+    return Estimate(count=len(present), mean=mean(present), sd=deviation(present), low=low, high=high)
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Percentile interval of the mean of at least two values."""
+    """Compute the percentile interval of the mean of at least two values."""
     from scipy.stats import bootstrap as resample
 
     # Not keyed by the run: a report of a sweep's folder must print the sweep's own interval.
     generator = stream(0, "bootstrap").numpy()
-    found = resample(
+    interval = resample(
         (np.asarray(values, dtype=np.float64),),
         np.mean,
         n_resamples=_RESAMPLES,
@@ -112,11 +112,11 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
         method="percentile",
         rng=generator,
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def differences(by_seed: Sequence[Mapping[Any, float]]) -> list[Difference]:
-    """Every setting against every other one, over the seeds that both have.
+    """Compare every setting with every other one, over the seeds that both have.
 
     Reading: the bootstrap interval alone is too narrow with the few seeds that experiments have, so the paired t test
     must agree, with Holm's correction for the number of comparisons.
@@ -124,13 +124,13 @@ def differences(by_seed: Sequence[Mapping[Any, float]]) -> list[Difference]:
     Args:
         by_seed: Per setting, seed -> figure; NaN counts as missing.
     """
-    found = []
+    pairs = []
     for first in range(len(by_seed)):
         for second in range(first + 1, len(by_seed)):
             seeds = sorted(set(by_seed[first]) & set(by_seed[second]), key=str)
             gaps = [by_seed[first][seed] - by_seed[second][seed] for seed in seeds]
-            found.append(_difference(first, second, [gap for gap in gaps if not math.isnan(gap)]))
-    return _corrected(found)
+            pairs.append(_difference(first, second, [gap for gap in gaps if not math.isnan(gap)]))
+    return _corrected(pairs)
 
 
 def _difference(first: int, second: int, gaps: Sequence[float]) -> Difference:
@@ -154,13 +154,13 @@ def _paired_p(gaps: np.ndarray) -> float:
     return float(ttest_1samp(gaps, 0.0).pvalue)
 
 
-def _corrected(found: Sequence[Difference]) -> list[Difference]:
-    """Holm's step-down correction over those that have a p value."""
-    order = sorted((k for k, d in enumerate(found) if not math.isnan(d.p_value)), key=lambda k: found[k].p_value)
-    corrected = list(found)
+def _corrected(pairs: Sequence[Difference]) -> list[Difference]:
+    """Apply Holm's step-down correction over those that have a p value."""
+    order = sorted((k for k, d in enumerate(pairs) if not math.isnan(d.p_value)), key=lambda k: pairs[k].p_value)
+    corrected = list(pairs)
     highest = 0.0
     for rank, k in enumerate(order):
-        d = found[k]
+        d = pairs[k]
         highest = max(highest, min(1.0, d.p_value * (len(order) - rank)))
         is_real = bool(highest <= 1 - CONFIDENCE and (d.low > 0 or d.high < 0))
         corrected[k] = replace(d, p_value=highest, is_real=is_real)

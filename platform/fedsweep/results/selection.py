@@ -30,7 +30,7 @@ _MANY_SHOWN = 8
 
 
 def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
-    """The figure of runs that a name stands for: a column, or what tables call it.
+    """Return the figure of runs that a name stands for: a column, or what tables call it.
 
     Raises:
         ConfigError: No run has it.
@@ -42,8 +42,8 @@ def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
         for column, cells in run.view.columns.items()
         if any(isinstance(cell, int | float) for cell in cells)
     }
-    known = columns | {*FIGURE_NAMES.values()}
-    if wanted not in known:
+    names = columns | {*FIGURE_NAMES.values()}
+    if wanted not in names:
         raise ConfigError(f"{what}: {unknown_name('figure', name, {*FIGURE_NAMES, *columns})}")
     return wanted
 
@@ -91,7 +91,7 @@ def _values(run: ReportRun, name: str, runs: Sequence[ReportRun], *, what: str) 
     keys = list(dict.fromkeys(key for other in runs for key in other.flat))
     differing = short_keys(config_table([other.flat for other in runs]).differing).values()
     figures = FIGURE_NAMES if what == "--sort" else ()
-    return [run.flat.get(key, "") for key in resolved(name, keys, what=what, known={*figures, *own, *differing})]
+    return [run.flat.get(key, "") for key in resolved(name, keys, what=what, candidates={*figures, *own, *differing})]
 
 
 def _canonical(text: str) -> str | float:

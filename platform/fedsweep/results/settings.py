@@ -235,8 +235,8 @@ def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:
 
 
 def _over_runs(name: str, views: Sequence[RunView]) -> float | None:
-    known = [value for view in views if (value := view.figure(name)) is not None]
-    return mean(known) if known else None
+    values = [value for view in views if (value := view.figure(name)) is not None]
+    return mean(values) if values else None
 
 
 def targets_of(config: Mapping[str, object]) -> list[float]:

@@ -146,7 +146,7 @@ def lay_out(
     else:
         names, row_of = _rows(runs, settings, flats, down, across, by_keys=rows is not None)
     hosts, places = _columns(flats, across, may_join=columns is None)
-    _check_cells(flats, row_of, places, table=table, known=[*down, *across])
+    _check_cells(flats, row_of, places, table=table, placed=[*down, *across])
     names, row_of = _apart(settings, names, row_of, places)
     words = _words(flats, hosts, across)
     worlds = [
@@ -184,14 +184,14 @@ def _chosen(
         return None
     keys = list(dict.fromkeys(key for flat in flats for key in flat))
     nearest = short_keys(table.telling).values()
-    wanted = [key for name in names for key in resolved(name, keys, what=what, known={"method", *nearest})]
+    wanted = [key for name in names for key in resolved(name, keys, what=what, candidates={"method", *nearest})]
     return [key for key in dict.fromkeys(wanted) if key in table.differing]
 
 
 def _columns(
     flats: Sequence[Mapping[str, str]], keys: Sequence[str], *, may_join: bool
 ) -> tuple[list[int], list[list[int]]]:
-    """The first setting of each world, and all of them, also those that join it since they have no budgets."""
+    """Return each world's first setting, and all of them, also those that join it since they have no budgets."""
     budgets = keys_below(_BUDGETS, keys)
     others = [key for key in keys if key not in budgets]
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
@@ -204,9 +204,9 @@ def _columns(
         if may_join and budgets and key[0] in with_budgets and not _has_budgets(flats[members[0]])
     }
     joining = {world: groups[world, own] for world, own in guests}
-    kept = {key: members for key, members in groups.items() if key not in guests}
-    return [members[0] for members in kept.values()], [
-        sorted([*members, *joining.get(key[0], [])]) for key, members in kept.items()
+    hosts = {key: members for key, members in groups.items() if key not in guests}
+    return [members[0] for members in hosts.values()], [
+        sorted([*members, *joining.get(key[0], [])]) for key, members in hosts.items()
     ]
 
 
@@ -288,14 +288,14 @@ def _check_cells(
     places: Sequence[Sequence[int]],
     *,
     table: ConfigTable,
-    known: Sequence[str],
+    placed: Sequence[str],
 ) -> None:
     for members in places:
         first: dict[int, int] = {}
         for place in members:
             other = first.setdefault(row_of[place], place)
             odd = [key for key in table.differing if flats[place].get(key) != flats[other].get(key)]
-            if left := [key for key in odd if key not in known]:
+            if left := [key for key in odd if key not in placed]:
                 raise ConfigError(
                     f"several settings would stand in one cell: they also differ in {some_of(left, _SHOWN)};"
                     f" name it in --rows or --columns, or choose by --only {short_keys(left)[left[0]]}=VALUE"

@@ -1,1 +1,1 @@
-"""What a run leaves: its folder and files, and who may write them."""
+"""A run's folder and files, and the lock on them."""

@@ -1,4 +1,4 @@
-"""What a result says of the machine and the sources that made it."""
+"""A result's facts on the machine and the sources that made it."""
 
 from __future__ import annotations
 

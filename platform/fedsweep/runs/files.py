@@ -83,7 +83,7 @@ def sweep_dead_temporaries(folder: Path) -> None:
 
 
 def read_plain(path: Path, *, size: int | None = None, max_size: int | None = None) -> bytes:
-    """The bytes of a regular file; links, pipes and files of an unexpected size are refused before they are read.
+    """Read a regular file; links, pipes and files of an unexpected size are refused before they are read.
 
     Args:
         path: The file.
@@ -95,20 +95,20 @@ def read_plain(path: Path, *, size: int | None = None, max_size: int | None = No
     """
     try:
         with open_regular(path) as handle:
-            found = os.fstat(handle).st_size
-            if size is not None and found != size:
-                raise DataError(f"size differs ({path.name} has {found} bytes instead of {size})")
-            if max_size is not None and found > max_size:
-                raise DataError(f"{path.name} has {found} bytes, more than {max_size}")
+            actual_size = os.fstat(handle).st_size
+            if size is not None and actual_size != size:
+                raise DataError(f"size differs ({path.name} has {actual_size} bytes instead of {size})")
+            if max_size is not None and actual_size > max_size:
+                raise DataError(f"{path.name} has {actual_size} bytes, more than {max_size}")
             with open(handle, "rb", closefd=False) as file:
-                return file.read(found)
+                return file.read(actual_size)
     except OSError as error:
         raise DataError(f"can't read {path.name}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """What names an object.
+    """The name of an object.
 
     Attributes:
         sha256: Of its bytes, 64 hexadecimal digits in lower case.
@@ -164,15 +164,15 @@ class ObjectStore:
         return refs
 
     def holds(self, ref: ObjectRef) -> bool:
-        """Whether the object is there with the right content; content is read once, afterwards only its size."""
+        """Check that the object is there with the right content; content is read once, afterwards only its size."""
         if ref not in self._intact:
             with contextlib.suppress(DataError):
                 self.get(ref)
                 return True
             return False
         with contextlib.suppress(OSError):
-            found = os.lstat(self.path(ref))
-            return stat.S_ISREG(found.st_mode) and found.st_size == ref.size
+            status = os.lstat(self.path(ref))
+            return stat.S_ISREG(status.st_mode) and status.st_size == ref.size
         return False
 
     def get(self, ref: ObjectRef) -> bytes:

@@ -121,10 +121,10 @@ class FolderGuard:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Device and number of a folder; None: there is none."""
+    """Return the device and number of a folder; None: there is none."""
     with contextlib.suppress(OSError):
-        found = os.stat(folder)
-        return found.st_dev, found.st_ino
+        status = os.stat(folder)
+        return status.st_dev, status.st_ino
     return None
 
 
@@ -170,7 +170,7 @@ def _try_lock(handle: int, kind: int) -> bool:
 
 
 def _is_current(handle: int, folder: Path) -> bool:
-    """Whether the file is still there by that name: its last holder may have removed it meanwhile."""
+    """Check that the file is still there by that name: its last holder may have removed it meanwhile."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(handle), os.lstat(folder / LOCK))
     return False

@@ -64,7 +64,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool) -> RunFolder:
-        """Makes the folder, and its parents, for a new run.
+        """Make the folder, and its parents, for a new run.
 
         Args:
             path: The folder; may exist and hold other things.
@@ -76,9 +76,9 @@ class RunFolder:
         """
         folder = cls(path)
         folder.check_free(overwrite=overwrite)
-        held = folder._held()
+        names = folder._held()
         try:
-            if held:
+            if names:
                 folder._clear()
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -88,13 +88,13 @@ class RunFolder:
         return folder
 
     def check_free(self, *, overwrite: bool) -> None:
-        """Refuses a folder that holds a run; writes nothing. Arguments and errors are :meth:`create`'s."""
+        """Refuse a folder that holds a run; writes nothing. Arguments and errors are :meth:`create`'s."""
         if (self.path / PLAN).exists():
             raise OutputError(f"{self.path} is a sweep's; choose another --out")
-        held = self._held()
-        if held and not overwrite:
+        names = self._held()
+        if names and not overwrite:
             raise OutputError(
-                f"{self.path} holds a run already ({', '.join(held)}); choose another --out, go on with --resume,"
+                f"{self.path} holds a run already ({', '.join(names)}); choose another --out, go on with --resume,"
                 " or replace it with --overwrite"
             )
         if self.path.exists() and not self.path.is_dir():
@@ -207,11 +207,11 @@ class RunFolder:
         return result
 
     def has_result(self) -> bool:
-        """Whether the run has come to an end."""
+        """True where the run has come to an end."""
         return (self.path / RESULT).is_file()
 
     def has_rounds(self) -> bool:
-        """Whether a table of rounds has been written."""
+        """True where a table of rounds has been written."""
         return (self.path / ROUNDS).is_file()
 
     def write_model(self, state: Mapping[str, Tensor]) -> str:
@@ -244,9 +244,9 @@ class RunFolder:
 
         data = self._read(MODEL, most=8 * num_values + _HEADER_BYTES)
         expected = self.read_result().get("model_sha256") if self.has_result() else None
-        found = hashlib.sha256(data).hexdigest()
-        if expected is not None and found != expected:
-            raise OutputError(f"{self.path / MODEL}: its SHA-256 is {found}, but {RESULT} says {expected}")
+        digest = hashlib.sha256(data).hexdigest()
+        if expected is not None and digest != expected:
+            raise OutputError(f"{self.path / MODEL}: its SHA-256 is {digest}, but {RESULT} says {expected}")
         try:
             tensors: dict[str, Tensor] = load(data)
         except (SafetensorError, ValueError) as error:
@@ -340,9 +340,9 @@ def event_files(folder: Path) -> Sequence[Path]:
 
 
 def offline_runs(folder: Path) -> Sequence[Path]:
-    """The folders of offline runs for Weights & Biases in a run's folder, in the order of their beginning."""
-    found = sorted((folder / WANDB).glob(f"offline-run-*-{ID_PREFIX}*"))
-    return [path for path in found if path.is_dir() and not path.is_symlink()]
+    """Return the folders of offline Weights & Biases runs in a run's folder, in the order of their beginning."""
+    paths = sorted((folder / WANDB).glob(f"offline-run-*-{ID_PREFIX}*"))
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 def _check_table_size(metadata: Any, source: Path, *, most_rows: int) -> None:

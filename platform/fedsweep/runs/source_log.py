@@ -66,7 +66,7 @@ def changes_on_the_way(folder: Path) -> list[str]:
 
 
 def changed_since(folder: Path, sources: Sources) -> str:
-    """What has changed since a run's newest round was played, in words; empty: nothing, or none has been played.
+    """Describe changes since a run's newest round was played, in words; empty: nothing, or none has been played.
 
     Raises:
         OutputError: The log is damaged.
@@ -86,7 +86,7 @@ def refusal(folder: Path, changed: str) -> str:
 
 
 def read_log(folder: Path) -> tuple[Stretch, ...]:
-    """What :func:`begin_log` wrote; none where the run says nothing of its sources.
+    """Read the stretches of :func:`begin_log`; none where the run says nothing of its sources.
 
     Raises:
         OutputError: The file is damaged.

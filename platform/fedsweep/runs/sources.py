@@ -81,7 +81,7 @@ def own_sources() -> Sources:
 
 
 def changes(before: object, now: Sources) -> str:
-    """What differs between the sources that a file tells of and those that are here, in words; empty: nothing does."""
+    """Describe differences of the sources that a file tells of to those that are here, in words; empty: none."""
     if not isinstance(before, Mapping) or not before:
         return "it does not say of which sources it was made"
     names = sorted((n for n in {*before, *now} if before.get(n) != now.get(n)), key=lambda n: (_is_own(n), n))
@@ -90,11 +90,11 @@ def changes(before: object, now: Sources) -> str:
 
 
 def misfit(result: Mapping[str, Any], now: Sources, versions: Mapping[str, Any]) -> str:
-    """Why a finished run, by its result, is not one of these sources and libraries, in words; empty: it is."""
+    """Say why a finished run, by its result, is not one of these sources and libraries; empty: it is."""
     if result.get("sources_changed"):
         return "its sources changed on the way"
-    told = result.get("versions")
-    there = told if isinstance(told, Mapping) else {}
+    recorded = result.get("versions")
+    there = recorded if isinstance(recorded, Mapping) else {}
     others = [name for name in _LIBRARIES_THAT_COUNT if there.get(name) != versions.get(name)]
     libraries = [f"{name} was {str(there.get(name))[:20]} and is {versions.get(name)}" for name in others]
     return "; ".join(filter(None, [changes(result.get("sources"), now), *libraries]))
@@ -200,7 +200,7 @@ def _checked(name: str, origin: Path, text: bytes) -> str:
 
 
 def _takes_part(name: str) -> bool:
-    """Whether a module is one of fedsweep's that are counted already."""
+    """Check if a module is one of fedsweep's that are counted already."""
     top, _, rest = name.partition(".")
     return top == "fedsweep" and rest.partition(".")[0] not in NO_PART
 
@@ -236,7 +236,7 @@ def _spec_on_disk(name: str) -> ModuleSpec | None:
 
 
 def _is_library(origin: Path | None, locations: list[str] | None) -> bool:
-    """Whether a top-level module is of the standard library or an installed package's."""
+    """Check if a top-level module is of the standard library or an installed package's."""
     places = [origin] if origin is not None else [Path(place) for place in locations or ()]
     # By name too: one environment may see another's packages.
     named = [{"site-packages", "dist-packages"} & {*place.parts} for place in places]

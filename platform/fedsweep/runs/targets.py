@@ -1,4 +1,4 @@
-"""What it took to reach a test accuracy: the round, virtual time, bytes and FLOPs of the first crossing."""
+"""The price of a test accuracy: the round, virtual time, bytes and FLOPs of its first crossing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsweep.records import RoundRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """What a run had spent when it first reached a test accuracy.
+    """A run's expenses up to the round that first reached a test accuracy.
 
     Attributes:
         round: The first evaluated round whose test accuracy is at least the target.
@@ -27,7 +27,7 @@ class Crossing:
 
 
 def reaches(accuracy: Any, target: float) -> bool:
-    """Whether a round's test accuracy, which it may not have, is at least the target."""
+    """Check that a round's test accuracy, which it may not have, is at least the target."""
     return isinstance(accuracy, int | float) and accuracy >= target
 
 
@@ -43,30 +43,32 @@ class TargetWatch:
         self._flops = 0
 
     def see(self, record: RoundRecord) -> dict[float, Crossing]:
-        """The targets that this round is the first to reach; a later fall below them does not matter."""
+        """Return the targets that this round is the first to reach; a later fall below them does not matter."""
         self._flops += record.flops
         spent = {"total_bytes": record.total_bytes or 0, "flops": self._flops}
         crossing = Crossing(round=record.round, sim_time_s=record.sim_time_s, **spent)
         new = {
             target: crossing
-            for target, known in self.reached.items()
-            if known is None and reaches(record.test_accuracy, target)
+            for target, crossed in self.reached.items()
+            if crossed is None and reaches(record.test_accuracy, target)
         }
         self.reached |= new
         return new
 
 
 def target_key(target: float) -> str:
-    """How a target is written in results and metrics: ``0.5``."""
+    """Return a target as it is written in results and metrics: ``0.5``."""
     return f"{target:g}"
 
 
 def targets_reached(records: Sequence[RoundRecord], targets: Sequence[float]) -> dict[str, dict[str, Any] | None]:
-    """What ``result.json`` says of the targets: target -> the crossing's figures, None where it was never reached.
+    """Return the targets' entries of ``result.json``: target -> its crossing, None where it was never reached.
 
     Source: FedDHAD, section on experiments: time to a target accuracy, NaN where it is never reached.
     """
     watch = TargetWatch(targets)
     for record in records:
         watch.see(record)
-    return {target_key(target): None if found is None else asdict(found) for target, found in watch.reached.items()}
+    return {
+        target_key(target): None if crossing is None else asdict(crossing) for target, crossing in watch.reached.items()
+    }

@@ -31,7 +31,7 @@ _BUDGETS = "scenario.budgets"
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWorld:
-    """What trials must share to be compared, the seed apart.
+    """The world that trials must share to be compared, the seed apart.
 
     Attributes:
         shared: What all of them must share.
@@ -66,32 +66,32 @@ def comparable(worlds: Sequence[TrialWorld]) -> list[list[int]]:
 
 
 def plans_with_budgets(config: Config) -> bool:
-    """Whether the method has two frequencies of its own, which budgets are compared with."""
+    """Check that the method has two frequencies of its own, which budgets are compared with."""
     return type(build_method(config).pacing).costs is not Pacing.costs
 
 
 def notes(trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
-    """What a reader of the comparison must know; nothing where trials differ in method and seed alone.
+    """Return notes for a reader of the comparison; none where trials differ in method and seed alone.
 
     The trials' resolved configurations are in the same order.
     """
     trees = [config.tree() for config in configs]
     planning = [tree for tree, config in zip(trees, configs, strict=True) if plans_with_budgets(config)]
-    said = []
+    sentences = []
     changed = [key for key in _differing(trees, _WORLD) if not key.startswith(_BUDGETS)]
     changed += [key for key in _differing(planning, _WORLD) if key.startswith(_BUDGETS)]
     if changed:
-        said.append(
+        sentences.append(
             f"trials differ in {_listed(changed)}: these are different worlds, and only trials of the same world are"
             " compared with each other"
         )
     if changed := _differing(trees, _PRACTICE):
-        said.append(
+        sentences.append(
             f"trials differ in {_listed(changed)}: partition and initial model are shared, but a difference may come"
             " from these keys as well as from the method"
         )
-    said.extend(_seed_notes(trials))
-    return said
+    sentences.extend(_seed_notes(trials))
+    return sentences
 
 
 def _seed_notes(trials: Sequence[Trial]) -> list[str]:
@@ -101,7 +101,7 @@ def _seed_notes(trials: Sequence[Trial]) -> list[str]:
         seeds.setdefault(trial.setting, set()).add(trial.seed)
     if len(seeds) < 2:
         return []
-    if len({frozenset(found) for found in seeds.values()}) > 1:
+    if len({frozenset(values) for values in seeds.values()}) > 1:
         first, *others = seeds
         odd = next(other for other in others if seeds[other] != seeds[first])
         example = f"{labels[first]}: {_seeds(seeds[first])}; {labels[odd]}: {_seeds(seeds[odd])}"
@@ -109,7 +109,7 @@ def _seed_notes(trials: Sequence[Trial]) -> list[str]:
             f"settings have different seeds ({example}):"
             " only seeds that two settings share are paired; make the seed a grid to share them all"
         ]
-    if all(len(found) == 1 for found in seeds.values()):
+    if all(len(values) == 1 for values in seeds.values()):
         return [
             "each setting has a single seed, so nothing can be said about chance; add seed: {grid: [0, 1, 2, 3, 4]} to"
             " sweep.space"
@@ -117,14 +117,14 @@ def _seed_notes(trials: Sequence[Trial]) -> list[str]:
     return []
 
 
-def _seeds(found: set[int | None]) -> str:
-    return ", ".join(str(seed) for seed in sorted(found, key=str))
+def _seeds(values: set[int | None]) -> str:
+    return ", ".join(str(seed) for seed in sorted(values, key=str))
 
 
 def _flat(tree: Mapping[str, Any], sections: Sequence[str]) -> dict[str, str]:
-    """What these sections say, by dotted key, each value as its canonical text."""
-    found = walk({section: tree[section] for section in sections})
-    return {key: canonical(value) for key, value in found if key not in _PLACES}
+    """Return these sections' settings by dotted key, each value as its canonical text."""
+    settings = walk({section: tree[section] for section in sections})
+    return {key: canonical(value) for key, value in settings if key not in _PLACES}
 
 
 def _differing(trees: Sequence[Mapping[str, Any]], sections: Sequence[str]) -> list[str]:

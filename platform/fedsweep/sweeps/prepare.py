@@ -70,11 +70,11 @@ def prepare(
     ]
     entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
     if extend:
-        plan, told = extended(config, folder, entries, allow_changed_code=allow_changed_code)
+        plan, extension = extended(config, folder, entries, allow_changed_code=allow_changed_code)
         entries = [replace(entry, trial=trial) for entry, trial in zip(entries, plan.trials, strict=True)]
     else:
         beside = folder.read_plan().beside if resume else ()
-        plan, told = SweepPlan(given=config.given, trials=tuple(e.trial for e in entries), beside=beside), ""
+        plan, extension = SweepPlan(config_tree=config.given, trials=tuple(e.trial for e in entries), beside=beside), ""
         if resume and not allow_changed_code:
             check_code(folder, entries)
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
@@ -89,7 +89,7 @@ def prepare(
         full=full,
         uri=uri,
         samples=samples,
-        extended=told,
+        extended=extension,
         allow_changed_code=allow_changed_code,
     )
 
@@ -110,16 +110,18 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config 
     """
     try:
         if loaded is None:
-            asked = load_config(_given(config, trial, uri=uri))
+            user_config = load_config(_given(config, trial, uri=uri))
         else:
             tracking = loaded.tracking.model_copy(update={"uri": uri or NO_TRACKING})
             name = loaded.name if "name" in trial.values else _name(config, trial)
-            asked = loaded.model_copy(update={"name": name, "tracking": tracking, "sweep": Sweep()})
-        asked = resolve(asked)
-        share = Share.of(asked)
-        here = Runtime.model_validate({**asked.runtime.model_dump(), **_backend(asked, share.actors)})
-        placed = asked.model_copy(update={"runtime": here})
-        return PreparedTrial(trial=trial, asked=asked, config=placed, share=share, sources=sources_of(asked.tree()))
+            user_config = loaded.model_copy(update={"name": name, "tracking": tracking, "sweep": Sweep()})
+        user_config = resolve(user_config)
+        share = Share.of(user_config)
+        here = Runtime.model_validate({**user_config.runtime.model_dump(), **_backend(user_config, share.actors)})
+        placed = user_config.model_copy(update={"runtime": here})
+        return PreparedTrial(
+            trial=trial, user_config=user_config, config=placed, share=share, sources=sources_of(user_config.tree())
+        )
     except InputError as error:
         raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
 
@@ -130,9 +132,9 @@ def dataset_key(config: Config) -> str:
     return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
 
 
-def overlaid(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as given, with other values for some dotted keys."""
-    tree = apply_overrides(given, ())
+def overlaid(tree_before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's tree with other values for some dotted keys."""
+    tree = apply_overrides(tree_before, ())
     for key, value in values.items():
         set_value(tree, key, value=copy.deepcopy(value))
     return tree
@@ -194,7 +196,7 @@ def _check_trials(config: Config, entries: Sequence[PreparedTrial]) -> tuple[dic
 def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> float:
     try:
         # As the user gave it: an address says that the GPUs are elsewhere.
-        plan = plan_run(entry.asked, dataset)
+        plan = plan_run(entry.user_config, dataset)
         check_experiment(plan.experiment)
     except InputError as error:
         raise type(error)(f"trial {entry.trial.number} ({entry.trial.label}): {error}") from None
@@ -206,8 +208,10 @@ def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> floa
 
 
 def trial_costs(prepared: PreparedSweep) -> dict[str, Forecast]:
-    """What each of the first trials will cost, from plans alone; by its folder's name."""
+    """Forecast the costs of the first trials, from plans alone; by their folders' names."""
     return {
-        entry.trial.folder: forecast(plan_run(entry.asked, prepared.datasets[dataset_key(entry.config)]).experiment)
+        entry.trial.folder: forecast(
+            plan_run(entry.user_config, prepared.datasets[dataset_key(entry.config)]).experiment
+        )
         for entry in (prepared.entries or prepared.samples)[:_CHECKED_SETTINGS]
     }

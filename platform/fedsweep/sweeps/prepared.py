@@ -30,14 +30,14 @@ class PreparedTrial:
 
     Attributes:
         trial: Which one.
-        asked: Its resolved configuration, as the user gave it.
+        user_config: Its resolved configuration, as the user gave it.
         config: The same for the trial's process, which is on the cluster already.
         share: What it reserves.
         sources: Hashes of the sources that its results follow from.
     """
 
     trial: Trial
-    asked: Config
+    user_config: Config
     config: Config
     share: Share
     sources: Sources
@@ -75,7 +75,7 @@ class PreparedSweep:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What is compared."""
+        """The figures that are compared, the leading one first."""
         metric = self.config.sweep.metric
         return (metric,) if isinstance(metric, str) else tuple(metric)
 
@@ -101,7 +101,7 @@ class PreparedSweep:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to run."""
+        """True where nothing is left to run."""
         return bool(self.entries) and len(self.entries) >= self.total and not self.unfinished
 
     @contextlib.contextmanager
@@ -125,7 +125,7 @@ class PreparedSweep:
         """A trial as its process gets it."""
         spec = TrialSpec(
             folder=self.folder.trial_path(entry.trial),
-            given=entry.config.tree(),
+            config_tree=entry.config.tree(),
             metrics=self.metrics,
             resource=self.config.sweep.resource,
             # Trials that exchange checkpoints have one name for them.

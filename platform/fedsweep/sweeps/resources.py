@@ -1,4 +1,4 @@
-"""What a trial reserves of the cluster: a bundle for its server, and one per client actor.
+"""A trial's share of the cluster: a bundle for its server, and one per client actor.
 
 A small trial runs its clients in its own process, so that a core trains one trial without messages. It reserves a
 single bundle; nested actors come only where they are asked for.
@@ -22,7 +22,7 @@ _TOKEN_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one trial reserves.
+    """One trial's reservation.
 
     Attributes:
         actors: Client actors; 0: the clients run in the trial's process.
@@ -40,16 +40,16 @@ class Share:
 
     @classmethod
     def of(cls, config: Config) -> Share:
-        """The share of a trial with this configuration.
+        """Return the share of a trial with this configuration.
 
         With ``backend: auto`` its clients run in its own process unless several actors are asked for; with
         ``backend: ray`` there is at least one.
         """
         runtime = config.runtime
-        asked = runtime.client_actors if isinstance(runtime.client_actors, int) else 1
-        in_process = runtime.backend == "local" or (runtime.backend == "auto" and asked == 1)
+        actors = runtime.client_actors if isinstance(runtime.client_actors, int) else 1
+        in_process = runtime.backend == "local" or (runtime.backend == "auto" and actors == 1)
         return cls(
-            actors=0 if in_process else asked,
+            actors=0 if in_process else actors,
             cpus_per_client=runtime.cpus_per_client,
             gpus_per_client=runtime.gpus_per_client,
             cpus_per_server=runtime.cpus_per_server,

@@ -66,27 +66,27 @@ def extended(
     if plan.request:
         raise ConfigError(f"{folder.path} holds a table; fedsweep reproduce --resume goes on with it")
     before = [*(trial.folder for trial in plan.trials), *plan.beside]
-    known = dict(_found(folder, before))
+    folders_by_hash = dict(_found(folder, before))
     highest = max((_number(name) for name in before), default=0)
     trials, others = [], dict[str, str]()
     for entry in entries:
-        trial, name = entry.trial, known.get(entry.asked.hash())
+        trial, name = entry.trial, folders_by_hash.get(entry.user_config.hash())
         changed = "" if name is None or allow_changed_code else other_code(folder.path / name, entry.sources)
         if name is not None and changed:
             others[name] = changed
             name = None
         elif name is not None:
-            del known[entry.asked.hash()]
+            del folders_by_hash[entry.user_config.hash()]
         if name is None:
             highest += 1
             name = f"{highest:04d}-{trial.folder.partition('-')[2]}"
         trials.append(replace(trial, number=_number(name), folder=name))
-    kept, beside = sum(folder.has_finished(trial) for trial in trials), tuple(known.values())
+    num_finished, beside = sum(folder.has_finished(trial) for trial in trials), tuple(folders_by_hash.values())
     aside = f"; {len(beside)} that this configuration has no trial for, beside them" if beside else ""
     if others:
         aside += f"; {len(others)} of them by other code ({next(iter(others.values()))}), which {ALLOW} would keep"
-    told = f"{kept} finished trials kept, {len(trials) - kept} to run{aside}"
-    return SweepPlan(given=config.given, trials=tuple(trials), beside=beside), told
+    summary = f"{num_finished} finished trials kept, {len(trials) - num_finished} to run{aside}"
+    return SweepPlan(config_tree=config.given, trials=tuple(trials), beside=beside), summary
 
 
 def _found(folder: SweepFolder, names: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -118,10 +118,10 @@ def check_code(folder: SweepFolder, entries: Sequence[PreparedTrial]) -> None:
 
 
 def other_code(run: Path, sources: Sources) -> str:
-    """What has changed since a run was made or begun, in words; empty: nothing, or none of its rounds was played."""
-    kept = RunFolder(run)
+    """Describe changes since a run was made or begun, in words; empty: nothing, or none of its rounds was played."""
+    run_folder = RunFolder(run)
     try:
-        if kept.has_result() and (result := kept.read_result())["status"] == "finished":
+        if run_folder.has_result() and (result := run_folder.read_result())["status"] == "finished":
             return misfit(result, sources, run_facts()["versions"])
         return changed_since(run, sources)
     except FedsweepError:
@@ -129,12 +129,12 @@ def other_code(run: Path, sources: Sources) -> str:
 
 
 def _number(name: str) -> int:
-    found = re.match(r"\d{1,9}", name)
-    return int(found[0]) if found else 0
+    digits = re.match(r"\d{1,9}", name)
+    return int(digits[0]) if digits else 0
 
 
 def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[Path, Path], dict[Path, str]]:
-    """Finished runs, at or below the places, that are what trials that are left would be.
+    """Return the finished runs, at or below the places, of trials that are left to run.
 
     Configurations are compared resolved, but for what changes no result; sources and libraries by their hashes and
     versions.
@@ -151,14 +151,14 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[P
         raise ConfigError(
             "--reuse goes with trials that are known beforehand, not with sweep.search=optuna or sweep.scheduler=pbt"
         )
-    wanted = {entry.asked.hash(): entry for entry in prepared.unfinished}
+    wanted = {entry.user_config.hash(): entry for entry in prepared.unfinished}
     runs: dict[Path, Path] = {}
     refused: dict[Path, str] = {}
     for place in places:
-        found = find_runs(place)
-        if not found:
+        runs_below = find_runs(place)
+        if not runs_below:
             raise OutputError(f"--reuse: {place} is neither a run's folder nor one with runs below it")
-        for run in found:
+        for run in runs_below:
             entry = wanted.get(finished_key(run) or "")
             target = None if entry is None else prepared.folder.trial_path(entry.trial)
             if entry is None or target is None or target.resolve() == run.resolve():
@@ -180,10 +180,10 @@ def not_taken(refused: Mapping[Path, str]) -> str:
 
 
 def finished_key(run: Path) -> str | None:
-    """The hash of a finished run's configuration; None where it has not finished or can't be read."""
-    kept = RunFolder(run)
+    """Return the hash of a finished run's configuration; None where it has not finished or can't be read."""
+    run_folder = RunFolder(run)
     try:
-        done = not run.is_symlink() and kept.has_result() and kept.read_result()["status"] == "finished"
+        done = not run.is_symlink() and run_folder.has_result() and run_folder.read_result()["status"] == "finished"
         return resolve(load_config(run / CONFIG)).hash() if done else None
     except (FedsweepError, KeyError):
         return None
@@ -211,12 +211,12 @@ def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool
 
 
 def taken_from(run: Path) -> str | None:
-    """The folder from which a finished run was taken over; None where it was played in its own."""
+    """Return the folder from which a finished run was taken over; None where it was played in its own."""
     try:
-        told = parse_json(read_regular(run / TAKEN_OVER, max_bytes=MOST_TEXT_BYTES))
+        note = parse_json(read_regular(run / TAKEN_OVER, max_bytes=MOST_TEXT_BYTES))
     except (OSError, ValueError):
         return None
-    return str(told.get("from")) if isinstance(told, dict) else None
+    return str(note.get("from")) if isinstance(note, dict) else None
 
 
 def _copy(run: Path, target: Path) -> None:

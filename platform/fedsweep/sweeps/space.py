@@ -52,7 +52,7 @@ class Trial:
 
     @property
     def setting(self) -> str:
-        """What it has in common with the trials that differ in their seed alone; canonical JSON."""
+        """Its values beside the seed, as canonical JSON; equal for trials that differ in their seed alone."""
         return canonical({key: value for key, value in self.values.items() if key != SEED})
 
 
@@ -114,7 +114,7 @@ def space_keys(config: Config) -> list[str]:
 
 
 def is_listed(config: Config) -> bool:
-    """Whether the trials are known beforehand; otherwise a search proposes them, or a scheduler changes them."""
+    """Check that the trials are known beforehand; otherwise a search proposes or a scheduler changes them."""
     return config.sweep.search != "optuna" and config.sweep.scheduler != "pbt"
 
 
@@ -193,10 +193,10 @@ def _check_pbt(config: Config) -> None:
     for key, entry in config.sweep.space.items():
         changes_shape = key.split(".")[0] not in ("training", "method") or key in ("method", "training")
         if changes_shape or entry.kind == "grid":
-            found = "a grid" if entry.kind == "grid" else "something else"
+            kind = "a grid" if entry.kind == "grid" else "something else"
             raise ConfigError(
                 "sweep.scheduler=pbt changes values while trials run, so it goes with drawn parameters below training"
-                f" and method, but sweep.space.{key} is {found}; use choice, uniform, loguniform or randint"
+                f" and method, but sweep.space.{key} is {kind}; use choice, uniform, loguniform or randint"
             )
     if len(list_trials(config)) < 2:
         raise ConfigError(f"sweep.scheduler=pbt needs several trials, but sweep.samples={config.sweep.samples}")

@@ -1,4 +1,4 @@
-"""What a sweep found: each trial's figures, each setting's over its seeds, and which differences are real.
+"""A sweep's summary: each trial's figures, each setting's over its seeds, and which differences are real.
 
 It is computed from the run folders alone, so a resumed sweep, or one whose driver died, has the same summary.
 """
@@ -134,16 +134,16 @@ def summarise(
     groups: dict[tuple[TrialWorld, str], list[TrialRow]] = {}
     for row in rows:
         groups.setdefault((row.world, row.trial.setting), []).append(row)
-    found = [(_setting(group), group) for group in groups.values()]
-    found.sort(key=lambda pair: (_is_under_way(pair[1]), _rank(pair[0].figures[metrics[0]].mean, modes[0])))
-    settings = [setting for setting, _ in found]
-    under_way = [setting.label for setting, group in found if setting.seeds and _is_under_way(group)]
+    ranked = [(_setting(group), group) for group in groups.values()]
+    ranked.sort(key=lambda pair: (_is_under_way(pair[1]), _rank(pair[0].figures[metrics[0]].mean, modes[0])))
+    settings = [setting for setting, _ in ranked]
+    under_way = [setting.label for setting, group in ranked if setting.seeds and _is_under_way(group)]
     return Summary(
         metrics=metrics,
         modes=modes,
         trials=rows,
         settings=tuple(settings),
-        differences=tuple(_compare(settings, [_figures_by_seed(group, metrics[0]) for _, group in found])),
+        differences=tuple(_compare(settings, [_figures_by_seed(group, metrics[0]) for _, group in ranked])),
         notes=(*notes, *_under_way_notes(under_way), *_cohort_notes(folder, rows), *_remarks(folder, rows)),
     )
 
@@ -230,24 +230,24 @@ def _rank(value: float, mode: str) -> float:
 
 
 def _compare(settings: Sequence[SettingRow], by_seed: Sequence[Mapping[int | None, float]]) -> list[Difference]:
-    found: dict[tuple[int, int], Difference] = {}
+    by_pair: dict[tuple[int, int], Difference] = {}
     for group in comparable([setting.world for setting in settings]):
         places = group[:_MOST_COMPARED]
         for d in differences([by_seed[place] for place in places]):
             pair = places[d.first], places[d.second]
-            if d.pairs and pair not in found:
-                found[pair] = replace(d, first=pair[0], second=pair[1])
-    return list(found.values())
+            if d.pairs and pair not in by_pair:
+                by_pair[pair] = replace(d, first=pair[0], second=pair[1])
+    return list(by_pair.values())
 
 
 def _remarks(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
-    """What methods did not do, and settings that came to the same models."""
+    """Return remarks on parts of methods that did nothing, and on settings that came to the same models."""
     runs, _ = report_runs([load_run(folder.trial_path(row.trial)) for row in rows if row.status == "finished"])
     return remarks(runs, group_settings(runs))
 
 
 def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
-    """Trials of one world and seed that met other clients or another split than the first of them."""
+    """Return notes on trials of one world and seed with other clients or another split than the first of them."""
     first: dict[tuple[TrialWorld, int | None], tuple[TrialRow, Any, Any]] = {}
     split, cohorts = [], []
     for row in rows:
@@ -264,15 +264,15 @@ def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
             split.append(row.trial.label)
         if any(a != b for a, b in zip(view.column("cohort"), other_cohorts, strict=False)):
             cohorts.append(row.trial.label)
-    said = []
+    sentences = []
     if split:
-        said.append(f"the data fell to clients otherwise than in other trials of the same seed: {_some(split)}")
+        sentences.append(f"the data fell to clients otherwise than in other trials of the same seed: {_some(split)}")
     if cohorts:
-        said.append(
+        sentences.append(
             "other cohorts than in other trials of the same seed (their method or training asks for it):"
             f" {_some(cohorts)}"
         )
-    return said
+    return sentences
 
 
 def _under_way_notes(labels: Sequence[str]) -> list[str]:

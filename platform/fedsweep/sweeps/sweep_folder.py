@@ -34,16 +34,16 @@ _FORMAT, _VERSION = "fedsweep sweep", 1
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """What a sweep consists of.
+    """The trials of a sweep, and the configuration that they come from.
 
     Attributes:
-        given: The configuration as the user gave it.
+        config_tree: The configuration as the user gave it.
         trials: All trials; of a search, those proposed so far.
         request: What the trials were made from, where that is no space: a table's name and what was chosen of it.
         beside: Folders of trials that the sweep had before it was extended by another configuration.
     """
 
-    given: Mapping[str, Any]
+    config_tree: Mapping[str, Any]
     trials: tuple[Trial, ...]
     request: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class SweepFolder:
 
     @property
     def has_plan(self) -> bool:
-        """Whether a sweep was begun here."""
+        """True where a sweep was begun here."""
         return (self.path / PLAN).is_file()
 
     def check_free(self, *, overwrite: bool) -> None:
@@ -74,14 +74,14 @@ class SweepFolder:
             return
         if not self.path.is_dir():
             raise OutputError(f"{self.path}: cannot be made a sweep's folder: it is a file")
-        held = [PLAN] if self.has_plan else [run.name for run in find_runs(self.path)[:3]]
-        if held and not (overwrite and self.has_plan):
+        names = [PLAN] if self.has_plan else [run.name for run in find_runs(self.path)[:3]]
+        if names and not (overwrite and self.has_plan):
             way_out = (
                 "go on with --resume, add to it with --extend, or replace it with --overwrite"
                 if self.has_plan
                 else "choose another --out"
             )
-            raise OutputError(f"{self.path} is in use already ({', '.join(held)}); {way_out}")
+            raise OutputError(f"{self.path} is in use already ({', '.join(names)}); {way_out}")
 
     def create(self, plan: SweepPlan, *, config_yaml: str | None, overwrite: bool) -> None:
         """Make the folder and write the plan.
@@ -123,7 +123,13 @@ class SweepFolder:
         trials = [
             {"number": t.number, "folder": t.folder, "label": t.label, "values": dict(t.values)} for t in plan.trials
         ]
-        body = {"format": _FORMAT, "version": _VERSION, "fedsweep": __version__, "given": plan.given, "trials": trials}
+        body = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "fedsweep": __version__,
+            "given": plan.config_tree,
+            "trials": trials,
+        }
         more = {"request": dict(plan.request), "beside": list(plan.beside)}
         self._write(PLAN, _json(body | {key: value for key, value in more.items() if value}))
 
@@ -152,19 +158,19 @@ class SweepFolder:
             for name in beside:
                 _check_folder_name(name, path)
             request = dict(body.get("request", {}))
-            return SweepPlan(given=dict(body["given"]), trials=trials, request=request, beside=beside)
+            return SweepPlan(config_tree=dict(body["given"]), trials=trials, request=request, beside=beside)
         except (KeyError, TypeError, ValueError) as error:
             raise OutputError(f"{path}: damaged: {error}") from error
 
-    def check_same(self, given: Mapping[str, Any]) -> None:
+    def check_same(self, config_tree: Mapping[str, Any]) -> None:
         """Refuse to go on with another configuration than the sweep was begun with; the cluster's address apart.
 
         Raises:
             ConfigError: It differs; names where.
         """
-        before, given = _without_place(self.read_plan().given), _without_place(given)
-        if canonical(before) != canonical(given):
-            differing = sorted(key for key in {*before, *given} if before.get(key) != given.get(key))
+        before, config_tree = _without_place(self.read_plan().config_tree), _without_place(config_tree)
+        if canonical(before) != canonical(config_tree):
+            differing = sorted(key for key in {*before, *config_tree} if before.get(key) != config_tree.get(key))
             raise ConfigError(
                 f"{self.path} was begun with another configuration (it differs in {', '.join(differing)}), and a"
                 " sweep's trials can't change on the way; leave CONFIG and --set out to go on with it, run what it"
@@ -176,7 +182,7 @@ class SweepFolder:
         return self.path / trial.folder
 
     def has_finished(self, trial: Trial) -> bool:
-        """Whether a trial has run to its end."""
+        """Check that a trial has run to its end."""
         run = RunFolder(self.trial_path(trial))
         try:
             return run.has_result() and str(run.read_result()["status"]) == "finished"
@@ -209,10 +215,10 @@ def _json(body: Any) -> str:
     return f"{json.dumps(body, indent=1, ensure_ascii=False)}\n"
 
 
-def _without_place(given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_place(config_tree: Mapping[str, Any]) -> dict[str, Any]:
     section, key = PLACE.split(".")
-    runtime = {name: value for name, value in (given.get(section) or {}).items() if name != key}
-    rest = {name: value for name, value in given.items() if name != section}
+    runtime = {name: value for name, value in (config_tree.get(section) or {}).items() if name != key}
+    rest = {name: value for name, value in config_tree.items() if name != section}
     return {**rest, section: runtime} if runtime else rest
 
 

@@ -155,7 +155,7 @@ class SweepTrial(tune.Trainable):
         spec = TrialSpec(**own)
         if spec.config_hash is not None:
             # The scheduler changes values on the way.
-            spec = replace(spec, given=overlaid(spec.given, described[VALUES]))
+            spec = replace(spec, config_tree=overlaid(spec.config_tree, described[VALUES]))
         share = Share(**described[SHARE])
         make_session = session_in_group if share.actors else open_session
         return ActiveTrial(spec, self._find_dataset, make_session, self._sources)

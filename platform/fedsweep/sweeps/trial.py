@@ -50,11 +50,11 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """What a process needs to play a trial.
+    """A trial as a process gets it to play.
 
     Attributes:
         folder: The run folder, absolute.
-        given: The trial's resolved configuration as plain mappings.
+        config_tree: The trial's resolved configuration as plain mappings.
         metrics: What the sweep compares; reported in each round, NaN as long as it is unknown.
         resource: What a scheduler rations.
         config_hash: Names checkpoints instead of the configuration's own hash, so that trials may exchange them.
@@ -62,7 +62,7 @@ class TrialSpec:
     """
 
     folder: Path
-    given: Mapping[str, Any]
+    config_tree: Mapping[str, Any]
     metrics: tuple[str, ...]
     resource: str = "round"
     config_hash: str | None = None
@@ -126,14 +126,14 @@ class ActiveTrial:
         try:
             session = self._session or self._open()
             step = session.step()
-            said = [*step.messages]
+            messages = [*step.messages]
             while step.record is None and step.stopped_by is None:
                 step = session.step()
-                said += step.messages
+                messages += step.messages
         except Exception as error:
             self._end("failed", str(error))
             raise
-        return {**self._reported(step), **({MESSAGES: said} if said else {})}
+        return {**self._reported(step), **({MESSAGES: messages} if messages else {})}
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""
@@ -159,7 +159,7 @@ class ActiveTrial:
         check_no_link(self._spec.folder)
         self._stack.enter_context(sole_writer(self._spec.folder, patience_s=_PATIENCE_S))
         self._is_ours = True
-        config = load_config(self._spec.given)
+        config = load_config(self._spec.config_tree)
         plan = plan_run(config, self._find_dataset(config), config_hash=self._spec.config_hash)
         self._config = plan.config
         resume = (self._spec.folder / "config.yaml").is_file()
@@ -217,7 +217,7 @@ class ActiveTrial:
 
     def _write_early_failure(self, reason: str | None) -> None:
         if not (self._spec.folder / "config.yaml").is_file():
-            self._folder.write_config(load_config(self._spec.given).to_yaml())
+            self._folder.write_config(load_config(self._spec.config_tree).to_yaml())
         self._folder.write_result({"status": "failed", "reason": reason, "rounds": 0})
 
     def _has_finished(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the driver does as trials come and go: it tells the tracking store and the audience, and notes ends."""
+"""The driver's work as trials come and go: it tells the tracking store and the audience, and notes ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tracked(entry: PreparedTrial, *, folder: Any, sweep: str) -> RunInfo:
 
 
 class Nothing:
-    """What stands in such a state in place of a part of the driver."""
+    """The stand-in for a part of the driver in such a state."""
 
 
 class KeptHere:
@@ -104,33 +104,33 @@ class Watcher(KeptHere, tune.Callback):
         for text in result.get(MESSAGES, ()):
             self._progress.told(name, text)
         self._progress.round_done(name, result)
-        known = self._known.get(name)
-        if self._tracker is not None and known is not None:
-            self._tracker.round_done(known)
+        run = self._known.get(name)
+        if self._tracker is not None and run is not None:
+            self._tracker.round_done(run)
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         self._progress.retried(self._name(trial), cause_of(trial))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        name, known = self._name(trial), self._known.get(self._name(trial))
+        name, run = self._name(trial), self._known.get(self._name(trial))
         cause = cause_of(trial)
-        if known is not None:
-            _note_failure(known, cause)
+        if run is not None:
+            _note_failure(run, cause)
         self._progress.ended(name, "failed", cause)
-        if self._tracker is not None and known is not None:
-            self._tracker.trial_done(known)
+        if self._tracker is not None and run is not None:
+            self._tracker.trial_done(run)
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """See Ray Tune; a trial that the scheduler ends hears of it only after this."""
-        name, known = self._name(trial), self._known.get(self._name(trial))
+        name, run = self._name(trial), self._known.get(self._name(trial))
         if not trial.last_result.get(FINISHED):
-            if known is not None and known.folder.is_dir():
-                atomic_write(known.folder / ENDED_BY_SCHEDULER, b"")
+            if run is not None and run.folder.is_dir():
+                atomic_write(run.folder / ENDED_BY_SCHEDULER, b"")
             self._progress.ended(name, "finished", "ended early by the scheduler")
             return  # its folder is complete only when its process has put it away
         self._progress.ended(name, "finished", None)
-        if self._tracker is not None and known is not None:
-            self._tracker.trial_done(known)
+        if self._tracker is not None and run is not None:
+            self._tracker.trial_done(run)
 
     def _name(self, trial: TuneTrial) -> str:
         if self._names:
@@ -156,12 +156,12 @@ def cause_in(text: str) -> str:
 
 
 def _note_failure(trial: RunInfo, cause: str) -> None:
-    """A process that died could not write how the trial ended."""
+    """Write how the trial ended where its process died and could not."""
     run = RunFolder(trial.folder)
     with contextlib.suppress(OutputError), sole_writer(trial.folder):
-        said: Mapping[str, Any] = {}
+        result: Mapping[str, Any] = {}
         with contextlib.suppress(ValueError):
-            said = run.read_result() if run.has_result() else {}
-        if said.get("status") != "failed" and (trial.folder / CONFIG).is_file():
+            result = run.read_result() if run.has_result() else {}
+        if result.get("status") != "failed" and (trial.folder / CONFIG).is_file():
             rounds = len(run.read_rounds()) if run.has_rounds() else 0
             run.write_result({"status": "failed", "reason": cause, "rounds": rounds, "ended_s": int(time.time())})

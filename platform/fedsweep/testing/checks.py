@@ -32,44 +32,44 @@ _WIDTH, _DEPTH = 32, 6
 
 
 def bytes_are_the_cards(subject: Subject) -> None:
-    """What crossed to the clients and back, the ledger, the card's formulas and the forecast are one number."""
+    """The bytes that crossed to the clients and back, by ledger, card's formulas and forecast, are one number."""
     work = subject.world()
     fleet = MeasuringFleet(work)
     engine = Engine(work, fleet)
-    state, said = engine.start(), Beside(work, CostModel(work))
-    _equal("set-up", fleet.setup, state.setup_bytes or 0, said.setup_bytes)
+    state, beside = engine.start(), Beside(work, CostModel(work))
+    _equal("set-up", fleet.setup, state.setup_bytes or 0, beside.setup_bytes)
     seen: set[int] = set()
     while engine.finished_by(state) is None:
         before = (fleet.up, fleet.down)
         plan = engine.planner.plan(state)
         after = run_rounds(engine, state, rounds=1)
         record = after.records[-1]
-        up, down = _expected(plan, engine.costs, said, seen)
+        up, down = _expected(plan, engine.costs, beside, seen)
         _equal(f"round {record.round}, up", fleet.up - before[0], record.bytes_up, up)
         _equal(f"round {record.round}, down", fleet.down - before[1], record.bytes_down, down)
         state = after
-    told = forecast(work)
+    estimated = forecast(work)
     # A forecast is as good as the first plan: what a policy learns on the way it can't know.
     method = subject.method
     learns = method.submodels.has_own("learn", "observe") or method.pacing.has_own("observe")
     steady = not learns and type(method.submodels).after_aggregate is SubModelPolicy.after_aggregate
-    if steady and told.total_bytes != state.total_bytes:
-        raise AssertionError(f"--dry-run says {told.total_bytes} bytes, but the run sent {state.total_bytes}")
+    if steady and estimated.total_bytes != state.total_bytes:
+        raise AssertionError(f"--dry-run says {estimated.total_bytes} bytes, but the run sent {state.total_bytes}")
     once = engine.registration_bytes + (state.setup_bytes or 0)
-    if told.registration_bytes != once:
-        raise AssertionError(f"--dry-run says {told.registration_bytes} bytes before round 1, but it was {once}")
+    if estimated.registration_bytes != once:
+        raise AssertionError(f"--dry-run says {estimated.registration_bytes} bytes before round 1, but it was {once}")
 
 
-def _expected(plan: RoundPlan, costs: CostModel, said: Beside, seen: set[int]) -> tuple[int, int]:
+def _expected(plan: RoundPlan, costs: CostModel, card_values: Beside, seen: set[int]) -> tuple[int, int]:
     """Bytes up and down of a round, from its plan and the card."""
     beside = {"up": Fraction(0), "down": Fraction(0)}
     started = {job.client for point in plan.points for job in point.start if not job.resume}
     sending = {client for point in plan.points for client in point.attend}
     for client in sorted(started):
         part, first = plan.submodel(client), client not in seen
-        beside["down"] += said.values("down", client, part, round=plan.context.round, first=first)
+        beside["down"] += card_values.values("down", client, part, round=plan.context.round, first=first)
         if client in sending:
-            beside["up"] += said.values("up", client, part, round=plan.context.round, first=first)
+            beside["up"] += card_values.values("up", client, part, round=plan.context.round, first=first)
     seen |= started
     ups = sum(costs.num_bytes(plan.submodel(k), "up") for p in plan.points for k in p.attend)
     starts = [job.client for point in plan.points for job in point.start if not job.resume]
@@ -97,12 +97,12 @@ class DeepNetwork(ChainNetwork):
 
 
 def passes_are_those_that_torch_counts(subject: Subject) -> None:
-    """What clients compute beside FedAvg's steps is in the column `flops`, within 5 % of what torch counts."""
-    (told, counted), (plain_told, plain_counted) = (
+    """The clients' work beside FedAvg's steps is in the column `flops`, within 5 % of torch's count."""
+    (by_card, counted), (plain_by_card, plain_counted) = (
         _flops(subject, subject.method),
         _plain_flops(subject.method.settings),
     )
-    ratios = told / plain_told, counted / plain_counted
+    ratios = by_card / plain_by_card, counted / plain_counted
     if abs(ratios[0] - ratios[1]) > 0.05 * ratios[1]:
         raise AssertionError(
             f"from round 2 on clients compute {ratios[1]:.3f} times what FedAvg's do, but the column flops says"
@@ -175,16 +175,16 @@ def parts_are_cut_and_put_back(subject: Subject) -> None:
     while engine.finished_by(state) is None:
         played = play_round(engine, state)
         after = run_rounds(engine, state, rounds=1)
-        held = torch.zeros(engine.layout.num_values, dtype=torch.bool)
+        covered = torch.zeros(engine.layout.num_values, dtype=torch.bool)
         for update in played.updates:
             cut += update.submodel != FULL_MODEL
-            held |= _checked(update.submodel, state.vector, engine.layout)
+            covered |= _checked(update.submodel, state.vector, engine.layout)
         settles = (
             type(subject.method.submodels).after_aggregate is not SubModelPolicy.after_aggregate
             or subject.method.refinements
         )
         plain = subject.method.server_update.plain_mean and not settles
-        if plain and not torch.equal(after.vector[~held], state.vector[~held]):
+        if plain and not torch.equal(after.vector[~covered], state.vector[~covered]):
             raise AssertionError("values that no client held have moved")
         state = after
     if not cut:

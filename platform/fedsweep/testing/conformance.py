@@ -1,4 +1,4 @@
-"""What every method promises: fourteen checks, which hold a method to its card and to the platform's rules."""
+"""The promises of every method: fourteen checks, which hold it to its card and to the platform's rules."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def components_are_values(subject: Subject) -> None:
 # -- the same everywhere -----------------------------------------------------------------------------------------
 
 
-def _same(found: RunState, expected: RunState, what: str) -> None:
-    _require(torch.equal(found.vector, expected.vector), f"{what} gives another model")
-    same = to_bytes(dict(found.components)) == to_bytes(dict(expected.components))
+def _same(actual: RunState, expected: RunState, what: str) -> None:
+    _require(torch.equal(actual.vector, expected.vector), f"{what} gives another model")
+    same = to_bytes(dict(actual.components)) == to_bytes(dict(expected.components))
     _require(same, f"{what} gives other component states")
-    memories = [to_bytes(dict(state.memories)) for state in (found, expected)]
+    memories = [to_bytes(dict(state.memories)) for state in (actual, expected)]
     _require(memories[0] == memories[1], f"{what} gives other client memories")
-    traffic = [[(r.bytes_up, r.bytes_down, r.flops) for r in state.records] for state in (found, expected)]
+    traffic = [[(r.bytes_up, r.bytes_down, r.flops) for r in state.records] for state in (actual, expected)]
     _require(traffic[0] == traffic[1], f"{what} gives other costs")
 
 
@@ -123,8 +123,10 @@ def it_goes_on_after_a_stop(subject: Subject) -> None:
             components={seam: from_bytes(to_bytes(own)) for seam, own in state.components.items()},
             memories={client: from_bytes(to_bytes(own)) for client, own in state.memories.items()},
         )
-        found = run_rounds(local_engine(subject.world()), stored)
-        _same(found, subject.states[-1], f"going on after round {state.round}{' and a half' if state.partial else ''}")
+        continued = run_rounds(local_engine(subject.world()), stored)
+        _same(
+            continued, subject.states[-1], f"going on after round {state.round}{' and a half' if state.partial else ''}"
+        )
 
 
 def nothing_is_changed_in_place(subject: Subject) -> None:
@@ -163,11 +165,11 @@ def _check_limit(subject: Subject, limit: Limit, sizes: tuple[int, ...] | None) 
     other = builder(**bind("method", limit.of, builder, limit.of_given))
     settings = own.settings if limit.equal_sizes else other.settings
     options = {} if sizes is None else {"sizes": sizes}
-    found = states_of(subject.world(own, **options))[-1].vector
+    vector = states_of(subject.world(own, **options))[-1].vector
     expected = subject.end_of(replace(other, settings=settings), sizes)
-    apart = float((found - expected).abs().max())
+    apart = float((vector - expected).abs().max())
     _require(
-        torch.equal(found, expected) if not limit.tolerance else apart <= limit.tolerance,
+        torch.equal(vector, expected) if not limit.tolerance else apart <= limit.tolerance,
         f"with {dict(limit.given)} the models should be those of {limit.of} ({limit.tolerance or 'bit for bit'}), but"
         f" are {apart:.3g} apart; correct the method or the card's limit",
     )
@@ -339,9 +341,9 @@ def golden_rounds_are_met(subject: Subject) -> None:
     """On two quadratics the model is what the card says, to nine digits."""
     card = subject.card
     states = golden_problem(subject.built(card.golden_given), rounds=len(card.golden)) if card.golden else []
-    found = [float(state.vector) for state in states[1:]]
-    apart = [abs(a - b) for a, b in zip(found, card.golden, strict=True)]
-    _require(all(gap < 1e-9 for gap in apart), f"the golden problem gives {found}, but the card says {card.golden}")
+    figures = [float(state.vector) for state in states[1:]]
+    apart = [abs(a - b) for a, b in zip(figures, card.golden, strict=True)]
+    _require(all(gap < 1e-9 for gap in apart), f"the golden problem gives {figures}, but the card says {card.golden}")
 
 
 CHECKS: Mapping[str, Callable[[Subject], None]] = {

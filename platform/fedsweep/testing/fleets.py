@@ -47,14 +47,14 @@ class SplitFleet(Fleet):
         for index, worker in enumerate(self._workers):
             mine = {k: memory for k, memory in memories.items() if segment.workers.get(k) == index}
             answers.append(worker.run(segment, anchor, mine))
-        found = combine(answers)
-        return replace(found, replies=found.replies[::-1])
+        reply = combine(answers)
+        return replace(reply, replies=reply.replies[::-1])
 
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
-        found: dict[int, Payload] = {}
+        payloads: dict[int, Payload] = {}
         for k in reversed(question.clients):
-            found |= self._workers[k % 3].measure(question.of((k,)), vector, memories)
-        return dict(sorted(found.items()))
+            payloads |= self._workers[k % 3].measure(question.of((k,)), vector, memories)
+        return dict(sorted(payloads.items()))
 
 
 class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ class MeasuringFleet(LocalFleet):
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         parts = {task.client: task.submodel for task in segment.tasks}
-        self.down += sum(task.submodel.index_bytes() for task in segment.tasks if task.held is None)
+        self.down += sum(task.submodel.index_bytes() for task in segment.tasks if task.progress is None)
         for point in segment.points:
             for client in (job.client for job in point.start if not job.resume):
                 part = parts.get(client, FULL_MODEL)
@@ -149,8 +149,8 @@ class MeasuringFleet(LocalFleet):
         total = 0
         for name, content in segment.published.items():
             value, key = content.value, part.key() if content.like else ""
-            known = self._has.get((client, name))
-            if known is not None and known[1] == key and torch.equal(known[0], value):
+            last = self._has.get((client, name))
+            if last is not None and last[1] == key and torch.equal(last[0], value):
                 continue
             self._has[client, name] = (value, key)
             size = part.layout(self._layout).num_params if content.like else value.numel()

@@ -66,13 +66,13 @@ class Subject:
     builder: Callable[..., FederatedMethod]
     card: Card
 
-    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def parameters(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters, as a configuration with these would have them."""
-        return bind("method", self.name, self.builder, given)
+        return bind("method", self.name, self.builder, settings)
 
-    def built(self, given: Mapping[str, Any] | None = None) -> FederatedMethod:
+    def built(self, parameters: Mapping[str, Any] | None = None) -> FederatedMethod:
         """The method with these parameters; by default those of the card's ``small``."""
-        return self.builder(**self.parameters(self.card.small if given is None else given))
+        return self.builder(**self.parameters(self.card.small if parameters is None else parameters))
 
     @cached_property
     def method(self) -> FederatedMethod:

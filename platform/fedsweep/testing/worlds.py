@@ -77,9 +77,9 @@ def tiny_data(
 
 def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream: Stream, **options: object) -> Network:
     """A new network as ``model: {name: ..., options}`` describes it, its initial values determined by the stream."""
-    found = bind_spec("model", {"name": name, **options})
+    spec = bind_spec("model", {"name": name, **options})
     return make_network(
-        found.builder, name, found.parameters, input_shape=input_shape, num_classes=num_classes, stream=stream
+        spec.builder, name, spec.parameters, input_shape=input_shape, num_classes=num_classes, stream=stream
     )
 
 

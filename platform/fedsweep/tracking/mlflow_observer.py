@@ -101,7 +101,7 @@ class MlflowObserver(Observer):
             sync.send(status, patience_s=self._patience_s)
 
     def _tried(self, call: Callable[[], object]) -> bool:
-        """Whether a call went well; trouble (MLflow's own, SQLAlchemy's, requests', the system's) is remembered."""
+        """Try a call; true where it went well. MLflow's, SQLAlchemy's, requests' and the system's trouble is noted."""
         try:
             call()
         except Exception as error:

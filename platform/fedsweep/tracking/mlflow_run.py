@@ -195,7 +195,7 @@ def save_ids(folder: Path, ids: Mapping[str, Any]) -> None:
 
 
 def is_complete(folder: Path, uri: str) -> bool:
-    """Whether the folder notes that this store has everything of the run, and the store was not removed since."""
+    """Check that, by the folder's note, this store has everything of the run, and was not removed since."""
     saved, file = _saved(folder), sqlite_path(uri)
     is_there = file is None or file.is_file()
     return is_there and saved.get("uri") == uri and saved.get(_COMPLETE) is True

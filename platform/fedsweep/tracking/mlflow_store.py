@@ -156,24 +156,24 @@ def _check(uri: str, experiment: str | None) -> None:
         else:
             client = _client(uri)
         try:
-            found = client.get_experiment_by_name(experiment) if experiment is not None else None
+            entry = client.get_experiment_by_name(experiment) if experiment is not None else None
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike
             raise _unusable(uri, error) from error
-    if found is not None and found.lifecycle_stage != "active":
+    if entry is not None and entry.lifecycle_stage != "active":
         raise ResourceError(
             f"tracking.experiment: {experiment!r} is deleted in {redacted(uri)}; restore it (mlflow experiments restore"
-            f" --experiment-id {found.experiment_id}) or choose another name"
+            f" --experiment-id {entry.experiment_id}) or choose another name"
         )
 
 
 def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
-    """Whether only MLflow, which takes long to import, can tell that a run can be tracked."""
+    """Check if only MLflow, which takes long to import, can tell that a run can be tracked."""
     path = sqlite_path(uri)
     return path is None or (_has_tables(path) and not _is_in_order(path, experiment))
 
 
 def _is_in_order(path: Path, experiment: str | None) -> bool:
-    """Whether a store has the installed MLflow's schema and no deleted experiment of that name; else MLflow judges."""
+    """Check for the installed MLflow's schema and no deleted experiment of that name; else MLflow judges."""
     ours = _schema_version()
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -185,7 +185,7 @@ def _is_in_order(path: Path, experiment: str | None) -> bool:
 
 
 def _schema_version() -> str | None:
-    """The newest migration of the installed MLflow, which no other one follows; None where that is not clear."""
+    """Return the newest migration of the installed MLflow, which no other follows; None where that is not clear."""
     package = importlib.util.find_spec("mlflow")
     places = [] if package is None else package.submodule_search_locations or []
     texts = [
@@ -193,8 +193,8 @@ def _schema_version() -> str | None:
         for place in places
         for file in Path(place).glob("store/db_migrations/versions/*.py")
     ]
-    all_of_them = {found[1] for text in texts if (found := _REVISION.search(text))}
-    followed = {found[1] for text in texts if (found := _FOLLOWS.search(text))}
+    all_of_them = {match[1] for text in texts if (match := _REVISION.search(text))}
+    followed = {match[1] for text in texts if (match := _FOLLOWS.search(text))}
     newest = all_of_them - followed
     return newest.pop() if len(newest) == 1 else None
 

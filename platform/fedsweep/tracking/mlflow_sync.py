@@ -95,7 +95,7 @@ class FolderSync:
             self._sent_rounds = set(run.rounds)
 
     def lacking(self) -> list[str]:
-        """What the store has not got, as far as it has answered."""
+        """List the run's parts that are not in the store, as far as it has answered."""
         self._read_rows()
         rounds = [row.record.round for row in self._rows if row.record.round not in self._sent_rounds]
         missing = (

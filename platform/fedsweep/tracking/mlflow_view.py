@@ -30,24 +30,26 @@ def save_view(client: MlflowClient, experiment: Any) -> None:
 
 
 def pages_address(port: int, path: Path) -> str:
-    """The address, on this machine, that opens on the runs of the experiment that was written last."""
+    """Return the address, on this machine, that opens on the runs of the experiment that was written last."""
     home = f"http://127.0.0.1:{port}"
     with (
         contextlib.suppress(sqlite3.Error),
         contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db,
     ):
         newest = "SELECT experiment_id FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time DESC LIMIT 1"
-        found = db.execute(newest).fetchone()
-        if found is None:
+        experiment = db.execute(newest).fetchone()
+        if experiment is None:
             return home
-        has_view = db.execute("SELECT 1 FROM experiment_tags WHERE experiment_id = ? AND key = ?", (found[0], _TAG))
+        has_view = db.execute(
+            "SELECT 1 FROM experiment_tags WHERE experiment_id = ? AND key = ?", (experiment[0], _TAG)
+        )
         view = f"&viewStateShareKey={_KEY}" if has_view.fetchone() else ""
-        return f"{home}/#/experiments/{found[0]}/runs?workflowType=machine_learning{view}"
+        return f"{home}/#/experiments/{experiment[0]}/runs?workflowType=machine_learning{view}"
     return home
 
 
 def ui_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
-    """How to serve a store's pages to this machine alone.
+    """Return the command and environment that serve a store's pages to this machine alone.
 
     Args:
         uri: A sqlite store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.

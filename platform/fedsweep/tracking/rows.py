@@ -1,4 +1,4 @@
-"""What the loggers of a run share.
+"""The common side of a run's loggers.
 
 They show its configuration's telling keys, and a round with what it reached; some need a library.
 """
@@ -43,8 +43,8 @@ class TrackedRow:
     def figures(self) -> dict[str, float]:
         """Its figures by name, as in ``rounds.parquet``, with the sum of bytes and the best accuracy so far."""
         sums = {"total_bytes": self.record.total_bytes, "best_test_accuracy": self.record.best_accuracy}
-        known = {name: float(value) for name, value in sums.items() if value is not None}
-        return scalar_figures(self.record) | known
+        sums_so_far = {name: float(value) for name, value in sums.items() if value is not None}
+        return scalar_figures(self.record) | sums_so_far
 
     def points(self) -> list[Point]:
         """Its figures by round, what was learnt again by kB sent, and targets. What is infinite is NaN."""
@@ -67,7 +67,7 @@ class TrackedRow:
         ]
 
     def infinite(self) -> dict[str, str]:
-        """What its points cannot say: which figures are infinite, in words."""
+        """Its infinite figures, which its points cannot say, in words."""
         infinite = {name: value for name, value in scalar_figures(self.record).items() if math.isinf(value)}
         return {name: f"{value} in round {self.record.round}" for name, value in infinite.items()}
 

@@ -51,24 +51,24 @@ class _Intercepted(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in _DROPOUTS:
             return func(*args, **kwargs)
-        given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-        if not given.get("training", True) or not given.get("p", 0.5):
-            return given["input"]
-        return self._answer(func, given["input"], given.get("p", 0.5))
+        arguments = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+        if not arguments.get("training", True) or not arguments.get("p", 0.5):
+            return arguments["input"]
+        return self._answer(func, arguments["input"], arguments.get("p", 0.5))
 
 
 def drawn_shapes(module: nn.Module, values: ParamTree, inputs: Tensor) -> list[Drawn]:
-    """The network's draws in a forward pass, in order; its values may be changed."""
-    found: list[Drawn] = []
+    """Return the network's draws in a forward pass, in order; its values may be changed."""
+    draws: list[Drawn] = []
 
-    def note(function: Callable[..., Tensor], given: Tensor, p: float) -> Tensor:
-        found.append(Drawn(function, tuple(given.shape), p))
-        return given
+    def note(function: Callable[..., Tensor], tensor: Tensor, p: float) -> Tensor:
+        draws.append(Drawn(function, tuple(tensor.shape), p))
+        return tensor
 
     module.train()
     with torch.no_grad(), _Intercepted(note):
         torch.func.functional_call(module, values, (inputs,), strict=False)
-    return found
+    return draws
 
 
 class LaneDraws:
@@ -96,18 +96,18 @@ class LaneDraws:
             noise[lane, :size].copy_(drawn.function(ones, drawn.p, True))
 
     @contextlib.contextmanager
-    def given(self, noise: Sequence[Tensor]) -> Iterator[None]:
-        """Within it, what the network draws is one lane's noise, in the order of the draws."""
+    def replaying(self, noise: Sequence[Tensor]) -> Iterator[None]:
+        """Replace the network's draws, within it, by one lane's noise, in the order of the draws."""
         if not self._shapes:
             yield
             return
         rest = iter(noise)
 
-        def put(function: Callable[..., Tensor], given: Tensor, p: float) -> Tensor:
+        def put(function: Callable[..., Tensor], tensor: Tensor, p: float) -> Tensor:
             drawn = next(rest, None)
-            if drawn is None or drawn.shape != given.shape:
+            if drawn is None or drawn.shape != tensor.shape:
                 raise RuntimeError("it draws other dropout than in its first forward pass")
-            return given * drawn.to(given.dtype)
+            return tensor * drawn.to(tensor.dtype)
 
         with _Intercepted(put):
             yield

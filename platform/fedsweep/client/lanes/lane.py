@@ -63,8 +63,8 @@ class Lane:
         """Tell whether some batch that is due is smaller than the others."""
         return any(size != self.batch_size for size in self.sizes)
 
-    def given(self) -> tuple[list[Tensor], Any]:
-        """The tensors among its memories and what came with the model, and a tree of the rest that they fit into."""
+    def companions(self) -> tuple[list[Tensor], Any]:
+        """Return the tensors among its memories and beside the model, and a tree of the rest that they fit into."""
         leaves, spec = pytree.tree_flatten((dict(self.memories), dict(self.broadcast)))
         leaves = [torch.from_numpy(np.array(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -72,7 +72,7 @@ class Lane:
 
     def key(self) -> Hashable:
         """Equal for clients that can be stepped together."""
-        tensors, (spec, others) = self.given()
+        tensors, (spec, others) = self.companions()
         shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
         return self.facts.submodel.shape(), self.batch_size, self.anchor is None, str(spec), repr(others), shapes
 

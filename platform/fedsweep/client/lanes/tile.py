@@ -74,8 +74,8 @@ class Tile:
         self._optimizer = LaneOptimizer(side.optimizer, self._rows, self._gradients, layout=layout)
         self._anchors = None if pattern.anchor is None else torch.zeros_like(self._rows)
         self._params, self._grads, self._buffers = self._bound()
-        tensors, (self._spec, self._others) = pattern.given()
-        self._given = [self._zeros(*t.shape, dtype=t.dtype) for t in tensors]
+        tensors, (self._spec, self._others) = pattern.companions()
+        self._companions = [self._zeros(*t.shape, dtype=t.dtype) for t in tensors]
         inputs, _ = pattern.batch(pattern.first)
         self._inputs = self._zeros(pattern.batch_size, *inputs.shape[1:], dtype=inputs.dtype)
         self._targets = self._zeros(pattern.batch_size, dtype=torch.int64)
@@ -144,15 +144,15 @@ class Tile:
             self._optimizer.load(k, lane.optimizer.live())
             if self._anchors is not None and lane.anchor is not None:
                 self._anchors[k].copy_(lane.anchor)
-            for held, tensor in zip(self._given, lane.given()[0], strict=True):
-                held[k].copy_(tensor)
+            for rows, tensor in zip(self._companions, lane.companions()[0], strict=True):
+                rows[k].copy_(tensor)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._tree(self._rows)[name])
         self._asking.train()
         self._optimizer.rate.fill_(lanes[0].learning_rate)
-        told = [_facts(lane) for lane in self._lanes]
-        for name, held in self._facts.items():
-            held.copy_(torch.stack([facts[name] for facts in told]))
+        facts_of_lanes = [_facts(lane) for lane in self._lanes]
+        for name, rows in self._facts.items():
+            rows.copy_(torch.stack([facts[name] for facts in facts_of_lanes]))
 
     def _store(self) -> None:
         """Give the clients their values and optimiser state back."""
@@ -192,9 +192,9 @@ class Tile:
         before = [value.clone() for value in values] if idle else []
         losses, hits = self._losses()
         # No lane sees another, so of the sum's gradient each lane's rows are those of its own loss.
-        found = torch.autograd.grad(losses.sum(), list(self._params.values()), allow_unused=True)
+        gradients = torch.autograd.grad(losses.sum(), list(self._params.values()), allow_unused=True)
         with torch.no_grad():
-            for place, gradient in zip(self._grads.values(), found, strict=True):
+            for place, gradient in zip(self._grads.values(), gradients, strict=True):
                 place.zero_() if gradient is None else place.copy_(gradient)
             self._add_terms()
             self._optimizer.step()
@@ -239,7 +239,7 @@ class Tile:
     def _losses(self) -> tuple[Tensor, Tensor]:
         def lane(params: ParamTree, buffers: ParamTree, noise: list[Tensor], seen: dict[str, Any]) -> Any:
             def ask(module: nn.Module) -> tuple[Tensor, Tensor]:
-                with self._draws.given(noise):
+                with self._draws.replaying(noise):
                     return self._loss(self._step(seen, module, params))
 
             values = {f"module.{name}": value for name, value in (params | buffers).items()}
@@ -277,11 +277,11 @@ class Tile:
     def _seen(self) -> dict[str, Any]:
         """Collect what differs between lanes beside their values, as vmap takes it."""
         anchors = {} if self._anchors is None else self._tree(self._anchors)
-        return {"anchor": anchors, "given": self._given, "facts": self._facts}
+        return {"anchor": anchors, "companions": self._companions, "facts": self._facts}
 
     def _step(self, seen: dict[str, Any], module: nn.Module, params: ParamTree) -> LocalStep:
         """The step as one lane's objective and terms see it; what they can't see has no attributes."""
-        rest = iter(seen["given"])
+        rest = iter(seen["companions"])
         leaves = [next(rest) if other is TENSOR else other for other in self._others]
         memories, broadcast = pytree.tree_unflatten(leaves, self._spec)
         step = LocalStep(
@@ -312,7 +312,7 @@ class Tile:
 def _facts(lane: Lane) -> dict[str, Tensor]:
     """Collect a lane's client facts and the step's number, which are anew in each step or round."""
     facts = lane.facts
-    known: dict[str, Tensor] = {
+    values: dict[str, Tensor] = {
         "client": torch.tensor(facts.client),
         "round": torch.tensor(facts.round),
         "num_samples": torch.tensor(facts.num_samples),
@@ -320,5 +320,5 @@ def _facts(lane: Lane) -> dict[str, Tensor]:
         "position": torch.tensor(lane.first),
     }
     if facts.told_share is not None:
-        known["share"] = torch.tensor(facts.told_share, dtype=lane.vector.dtype)
-    return known
+        values["share"] = torch.tensor(facts.told_share, dtype=lane.vector.dtype)
+    return values

@@ -1,1 +1,1 @@
-"""What can be named in a configuration, listed and described."""
+"""The things that can be named in a configuration, listed and described."""

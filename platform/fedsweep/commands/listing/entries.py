@@ -1,4 +1,4 @@
-"""What can be named in a configuration, kind by kind; modules are imported when their kind is asked for."""
+"""The things that can be named in a configuration, kind by kind; modules are imported when their kind is asked for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _methods() -> list[Named]:
 
 
 def _card(name: str) -> str:
-    """What a method's card says; empty where a package's method has none."""
+    """Put a method's card in words; empty where a package's method has none."""
     from fedsweep.card import card_of
     from fedsweep.catalog import method_builder
     from fedsweep.commands.listing.method_description import method_facts

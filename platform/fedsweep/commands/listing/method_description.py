@@ -1,4 +1,4 @@
-"""What there is to say of a method: what its card says, and what the program reads off its builder and components."""
+"""The description of a method: from its card, and read off its builder and components."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedsweep.method import SEAMS, FederatedMethod, merge
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFacts:
-    """What ``fedsweep show`` and the page of methods say of one method, at its default parameters.
+    """The facts of one method in ``fedsweep show`` and on the page of methods, at its default parameters.
 
     Attributes:
         name: As a configuration has it.
@@ -103,17 +103,17 @@ def method_facts(name: str) -> MethodFacts:
 
 
 def limit_text(limit: Limit) -> str:
-    """A limit in words: ``mu=0: fedavg, bit for bit``."""
-    given = ", ".join(f"{key}={value}" for key, value in limit.given.items()) or "any parameters"
+    """Put a limit in words: ``mu=0: fedavg, bit for bit``."""
+    parameters = ", ".join(f"{key}={value}" for key, value in limit.given.items()) or "any parameters"
     of = f"{limit.of}({', '.join(f'{key}={value}' for key, value in limit.of_given.items())})"
     near = f"to {limit.tolerance:g}" if limit.tolerance else "bit for bit"
     where = " where clients have equally many samples" if limit.equal_sizes else ""
-    return f"{given}: the models of {of.removesuffix('()')}, {near}{where}"
+    return f"{parameters}: the models of {of.removesuffix('()')}, {near}{where}"
 
 
 def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
-    """Why a method can't be merged with some of the registered ones at their defaults, and which those are."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the reasons why a method can't be merged with registered ones at their defaults, and which those are."""
+    refused: dict[str, tuple[str, ...]] = {}
     for other in TABLES["method"].names():
         if other == method.name:
             continue
@@ -121,8 +121,8 @@ def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
             merge(method, method_builder(other)())
         except ConfigError as error:
             reason = re.sub(r"^.*?: |( \(|, but |; ).*", "", str(error))
-            found[reason] = (*found.get(reason, ()), other)
-    return found
+            refused[reason] = (*refused.get(reason, ()), other)
+    return refused
 
 
 def executors(builder: Callable[..., FederatedMethod]) -> str:
@@ -172,14 +172,14 @@ def _own_parts(method: FederatedMethod) -> dict[str, tuple[Any, ...]]:
 
 
 def _changes(method: FederatedMethod) -> dict[str, str]:
-    found = {
+    components_of = {
         seam.replace("_", " "): "; ".join(f"{type(c).__name__}, {first_paragraph(type(c))}" for c in components)
         for seam, components in _own_parts(method).items()
         if components
     }
-    asked = [f"{f.name}={getattr(method.settings, f.name)}" for f in dataclasses.fields(method.settings)]
-    asked = [text for text in asked if not text.endswith("=None")]
-    return found | ({"training section": ", ".join(asked)} if asked else {})
+    settings = [f"{f.name}={getattr(method.settings, f.name)}" for f in dataclasses.fields(method.settings)]
+    settings = [text for text in settings if not text.endswith("=None")]
+    return components_of | ({"training section": ", ".join(settings)} if settings else {})
 
 
 def _sends(card: Card, method: FederatedMethod) -> Iterator[str]:
@@ -220,6 +220,6 @@ def _source(builder: Callable[..., Any], method: FederatedMethod) -> str:
 
 
 def _said(docstring: str, word: str) -> list[str]:
-    """The texts after ``Source:`` or ``Reading:`` in a docstring, each without the next one's."""
-    found = re.findall(rf"\b{word}: (.*?)(?=\s+(?:Source|Reading):|\n\s*\n|\Z)", docstring, flags=re.DOTALL)
-    return [" ".join(text.split()).replace("``", "`") for text in found]
+    """Return the texts after ``Source:`` or ``Reading:`` in a docstring, each without the next one's."""
+    texts = re.findall(rf"\b{word}: (.*?)(?=\s+(?:Source|Reading):|\n\s*\n|\Z)", docstring, flags=re.DOTALL)
+    return [" ".join(text.split()).replace("``", "`") for text in texts]

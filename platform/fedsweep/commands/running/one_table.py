@@ -25,7 +25,7 @@ def make(task: Task, *, dashboard: bool, quiet: bool) -> int:
         )
 
     try:
-        made = task.make(run=run, said=(lambda text: None) if quiet else note)
+        made = task.make(run=run, notify=(lambda text: None) if quiet else note)
     except KeyboardInterrupt:
         tell_interrupted(task.folder, "reproduce", what="the first cell")
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""What ``sweep`` and ``reproduce`` share: the trials that would be run, and running them under somebody's eyes."""
+"""Trials of ``sweep`` and ``reproduce``: those that would be run, and running them under somebody's eyes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError
 
 
 def tell_interrupted(folder: SweepFolder, *words: str, what: str) -> None:
-    """How the interrupted command goes on; where nothing was written, ``what`` had not begun."""
+    """Tell the way to go on with the interrupted command; where nothing was written, ``what`` had not begun."""
     from fedsweep.commands.terminal.output import command, note
 
     if folder.has_plan:

@@ -1,1 +1,1 @@
-"""What commands share towards the terminal: options, output, interrupts."""
+"""The commands' common side towards the terminal: options, output, interrupts."""

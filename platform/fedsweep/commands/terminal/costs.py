@@ -13,7 +13,7 @@ _SCALE = "full"
 
 
 def print_dry(task: Task) -> None:
-    """What a table's task would run, and what that costs.
+    """Print the runs of a table's task, and what they will cost.
 
     Raises:
         InputError: A cell can't be planned.
@@ -22,21 +22,21 @@ def print_dry(task: Task) -> None:
     from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.reproduce.costs import costs_of
 
-    found = task.found
-    at = f"{found.table.name} at scale {found.request.scale}"
+    reproduction = task.reproduction
+    at = f"{reproduction.table.name} at scale {reproduction.request.scale}"
     if task.has_runs:
-        costs = costs_of(found)
+        costs = costs_of(reproduction)
         if not costs.absent:
             print_trials(task.prepared().entries, heading="row | column")
         _print_costs(costs)
-        rounds = sum(cell.config.training.rounds for cell in found.firsts.values())
-        print(f"{at}: {len(found.firsts)} runs, {rounds} rounds in all")
+        rounds = sum(cell.config.training.rounds for cell in reproduction.firsts.values())
+        print(f"{at}: {len(reproduction.firsts)} runs, {rounds} rounds in all")
         return
     table = make_table("row | column", "seed")
-    for cell in found.cells:
+    for cell in reproduction.cells:
         table.add_row(cell.label, str(cell.seed))
     make_console().print(table, markup=False)
-    print(f"{at}: {len(found.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
+    print(f"{at}: {len(reproduction.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
 
 
 def _print_costs(costs: TableCosts) -> None:
@@ -49,7 +49,7 @@ def _print_costs(costs: TableCosts) -> None:
 
 
 def print_list(scale: str | None) -> None:
-    """What each table of a scale costs, and all of them; runs that tables share count in each, and once in all."""
+    """Print the costs of each table with a scale, and of all; runs that tables share count in each, and once in all."""
     from fedsweep.commands.terminal.output import note
     from fedsweep.errors import InputError
     from fedsweep.reproduce.costs import Cost, Estimator, costs_of

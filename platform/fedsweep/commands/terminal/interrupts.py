@@ -21,7 +21,7 @@ _seen: list[int] = []
 
 
 def is_interrupted() -> bool:
-    """Whether a signal has come, so that the run is being put away."""
+    """Check for a signal that has come, so that the run is being put away."""
     return bool(_seen)
 
 

@@ -66,7 +66,7 @@ def whole_number(text: str | int) -> int:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """The seeds that ``--seeds`` names, each once.
+    """Parse the seeds that ``--seeds`` names, each once.
 
     Args:
         text: Numbers and ranges from 0, e.g. ``0-4`` or ``0,3,7``.
@@ -74,15 +74,15 @@ def parse_seeds(text: str) -> list[int]:
     Raises:
         ConfigError: It names something else, or too many.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in re.split(r"[,\s]+", text.strip()):
         ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
         if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
             raise ConfigError(f"--seeds takes numbers and ranges from 0, e.g. 0-4 or 0,3,7, but got {text!r}")
-        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-        if len(found) > _MOST_SEEDS:
+        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        if len(numbers) > _MOST_SEEDS:
             raise ConfigError(f"--seeds takes at most {_MOST_SEEDS} seeds, but {text!r} names more")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(numbers))
 
 
 def parse_names(text: str | None) -> list[str] | None:

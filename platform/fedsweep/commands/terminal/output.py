@@ -20,7 +20,7 @@ _PIPE_WIDTH = 200
 
 
 def is_plain() -> bool:
-    """Whether standard output is no terminal that may be drawn on."""
+    """Check that standard output is no terminal that may be drawn on."""
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
 
 

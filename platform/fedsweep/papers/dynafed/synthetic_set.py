@@ -1,4 +1,4 @@
-"""What the synthetic set of a finished run does, from the run's folder and its newest checkpoint.
+"""The effect of a finished run's synthetic set, from the run's folder and its newest checkpoint.
 
 A network is trained from scratch on it alone; and one more round is played by hand from the run's last global model, in
 which the losses on some clients' own samples are followed through local training, averaging and fine-tuning.
@@ -166,32 +166,32 @@ def _fine_tuning(experiment: Experiment) -> tuple[int, float]:
     return 0, 0.0
 
 
-def _descend(model: nn.Module, found: SyntheticSet, *, rate: float, passes: int) -> None:
-    """Adam on the whole set."""
+def _descend(model: nn.Module, synthetic: SyntheticSet, *, rate: float, passes: int) -> None:
+    """Train a model by Adam on the whole set."""
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, foreach=False)
     for _ in range(passes):
         optimizer.zero_grad()
-        F.cross_entropy(model(found.images), found.labels.softmax(dim=1)).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(synthetic.images), synthetic.labels.softmax(dim=1)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
 def _trained(experiment: Experiment, model: nn.Module, client: int) -> list[tuple[int, float]]:
-    """A round's local training of a client, and its loss on the way."""
+    """Play a round's local training of a client, and return its loss on the way."""
     inputs, targets = samples_of(experiment, client)
     steps, size, _ = experiment.local_steps(client, len(inputs))
     optimizer = torch.optim.Adam(model.parameters(), lr=experiment.training.learning_rate, foreach=False)
     order = stream(experiment.seed, "client-losses", 1, client).torch()
     passes = [torch.randperm(len(inputs), generator=order) for _ in range(1 + steps * size // len(inputs))]
     batches = [batch for indices in passes for batch in torch.split(indices, size)][:steps]
-    found = [(0, _loss_on(experiment, model, client))]
+    losses = [(0, _loss_on(experiment, model, client))]
     for number, batch in enumerate(batches, start=1):
         model.train()
         optimizer.zero_grad()
         F.cross_entropy(model(inputs[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if number == len(batches) or number % max(1, len(batches) // _LOOKS) == 0:
-            found.append((number, _loss_on(experiment, model, client)))
-    return found
+            losses.append((number, _loss_on(experiment, model, client)))
+    return losses
 
 
 def _loss_on(experiment: Experiment, model: nn.Module, client: int) -> float:

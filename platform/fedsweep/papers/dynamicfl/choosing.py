@@ -137,8 +137,10 @@ class GroupTable(TableKind):
                 raise ConfigError(f"{table.name}: {unknown_name('measure of groups', measure.of, FIGURES_OF)}")
             for key, value in measure.where.items():
                 if key not in places or value not in places[key]:
-                    known = ", ".join(map(str, places.get(key, places)))
-                    raise ConfigError(f"{table.name}: measure {measure.name}: where: {key}={value} is none of {known}")
+                    choices = ", ".join(map(str, places.get(key, places)))
+                    raise ConfigError(
+                        f"{table.name}: measure {measure.name}: where: {key}={value} is none of {choices}"
+                    )
         for figure in table.figures:
             if figure.kind != "lines" or figure.x != "size" or figure.y not in FIGURES_OF:
                 raise ConfigError(
@@ -173,7 +175,7 @@ class GroupTable(TableKind):
 
 
 def _label_counts(cell: Cell) -> np.ndarray:
-    """What the clients of a cell's scenario hold [N, C]."""
+    """Return the label counts [N, C] of the clients of a cell's scenario."""
     world = build_world(cell.config, label_data(cell.config.scenario))
     return np.stack([profile.label_counts for profile in world.profiles])
 
@@ -211,19 +213,19 @@ def _cohorts(counts_NC: np.ndarray, *, active: int, cell: Cell, instances: int) 
 # -- what comes out ----------------------------------------------------------------------------------------------------
 
 
-def _grid_cell(table: TableFile, group: Sequence[Cell], found: Sequence[Choices]) -> GridCell:
+def _grid_cell(table: TableFile, group: Sequence[Cell], choices: Sequence[Choices]) -> GridCell:
     return GridCell(
         row=group[0].row,
         column=group[0].column,
-        measured={m.name: summed_up([_value(found, cell, m) for cell in group], m) for m in table.measures},
+        measured={m.name: summed_up([_value(choices, cell, m) for cell in group], m) for m in table.measures},
         standing=standing_of(table, group[0]),
         stand_in=stand_in_of(table, group[0]),
     )
 
 
-def _value(found: Sequence[Choices], cell: Cell, measure: Measure) -> float | None:
-    """A measure of a cell: the mean over cohort sizes and over those group sizes that all methods came to."""
-    here = [c for c in found if c.column == cell.column and c.seed == cell.seed]
+def _value(choices: Sequence[Choices], cell: Cell, measure: Measure) -> float | None:
+    """Compute a measure of a cell: the mean over cohort sizes and over those group sizes that all methods came to."""
+    here = [c for c in choices if c.column == cell.column and c.seed == cell.seed]
     done = {row: {(c.active, c.size) for c in here if c.row == row} for row in {c.row for c in here}}
     shared = set.intersection(*done.values()) if done else set()
     own = [
@@ -234,11 +236,11 @@ def _value(found: Sequence[Choices], cell: Cell, measure: Measure) -> float | No
     return mean(own) if own else None
 
 
-def _write_csv(found: Sequence[Choices], path: Path) -> None:
+def _write_csv(choices: Sequence[Choices], path: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "column", "seed", "active", "size", "cohorts", "kl_divergence", "seconds"])
-    for c in found:
+    for c in choices:
         figures = [repr(c.value(name)) for name in FIGURES_OF]
         writer.writerow([c.row, c.column, c.seed, c.active, c.size, len(c.seconds), *figures])
     try:

@@ -82,20 +82,20 @@ def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -
 
 
 def membership_handles() -> list[Any]:
-    """What the colours of :func:`draw_membership` mean, for a legend."""
+    """Make the legend's handles of :func:`draw_membership`'s colours."""
     return patch_handles(GROUP_LOOKS[level] for level in (COHORT, HIGH))
 
 
-def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
-    """For each class the groups' shares over the rounds, beside the population's, on empty axes.
+def draw_group_labels(axes: Axes, labels: GroupLabels) -> None:
+    """Draw for each class the groups' shares over the rounds, beside the population's, on empty axes.
 
     A dot is the mean, the thick bar holds half of the rounds, the thin one eight in ten.
     """
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    classes_C = np.arange(len(found.population_C))
-    axes.hlines(found.population_C, classes_C - 0.45, classes_C + 0.45, color=_POPULATION, linewidth=1.0, zorder=3)
-    for shares_RC, level, shift in ((found.low_RC, COHORT, -0.18), (found.high_RC, HIGH, 0.18)):
+    classes_C = np.arange(len(labels.population_C))
+    axes.hlines(labels.population_C, classes_C - 0.45, classes_C + 0.45, color=_POPULATION, linewidth=1.0, zorder=3)
+    for shares_RC, level, shift in ((labels.low_RC, COHORT, -0.18), (labels.high_RC, HIGH, 0.18)):
         if not len(shares_RC):
             continue
         colour = GROUP_LOOKS[level][1]
@@ -111,7 +111,7 @@ def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
 
 
 def group_label_handles() -> list[Any]:
-    """What the marks of :func:`draw_group_labels` mean, for a legend."""
+    """Make the legend's handles of :func:`draw_group_labels`'s marks."""
     groups = [(f"{GROUP_LOOKS[level][0]} group", GROUP_LOOKS[level][1]) for level in (COHORT, HIGH)]
     return [
         line_handle("population", Look(colour=_POPULATION, marker=""), linewidth=1.0),

@@ -1,4 +1,4 @@
-"""How well a client's label divergence tells its non-IID degree, from a finished run's folder.
+"""The fit of a client's label divergence to its non-IID degree, from a finished run's folder.
 
     divergence JS_k    Jensen-Shannon from the population's labels, in nats, as FedDH has it
     loss F_k(w)        mean cross-entropy on the client's samples, in evaluation mode and without augmentation
@@ -97,7 +97,7 @@ def client_gaps(experiment: Experiment, model: nn.Module) -> ClientGaps:
 
 
 def own_optimum(model: nn.Module, inputs: Tensor, targets: Tensor, *, order: torch.Generator) -> tuple[float, float]:
-    """The loss on a client's samples as the model is, and the lowest that training on them alone comes to.
+    """Compute the loss on a client's samples as the model is, and the lowest that training on them alone reaches.
 
     Args:
         model: Where to begin; it is trained.
@@ -114,9 +114,9 @@ def own_optimum(model: nn.Module, inputs: Tensor, targets: Tensor, *, order: tor
             optimizer.zero_grad()
             F.cross_entropy(model(inputs[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        found = _loss(model, inputs, targets)
-        since = 0 if found < (1 - _WORTH) * best else since + 1
-        best = min(best, found)
+        loss = _loss(model, inputs, targets)
+        since = 0 if loss < (1 - _WORTH) * best else since + 1
+        best = min(best, loss)
         if since >= _PATIENCE:
             break
     return before, best

@@ -59,12 +59,12 @@ class Measure(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_by_default(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-            return given
-        name = given["name"]
-        digits = {"digits": 1} if given.get("percent") is True else {}
-        return {**digits, **given, "label": given.get("label") or name, "of": given.get("of") or name}
+    def _named_by_default(cls, section: Any) -> Any:
+        if not isinstance(section, dict) or not isinstance(section.get("name"), str):
+            return section
+        name = section["name"]
+        digits = {"digits": 1} if section.get("percent") is True else {}
+        return {**digits, **section, "label": section.get("label") or name, "of": section.get("of") or name}
 
 
 class Row(Section):
@@ -102,9 +102,9 @@ class Row(Section):
 
     def _methods(self) -> Iterator[str]:
         for settings in (self.set, *self.columns.values()):
-            given = settings.get("method")
-            if isinstance(given, Mapping):
-                parts = given.get("merge", [given])
+            method = settings.get("method")
+            if isinstance(method, Mapping):
+                parts = method.get("merge", [method])
                 yield from (str(part["name"]) for part in parts if "name" in part)
 
 
@@ -131,7 +131,7 @@ class Column(Section):
 
 
 class Scale(Section):
-    """How much of a table is run, and how long.
+    """A scale of a table: the part of it that is run, and its rounds.
 
     Attributes:
         seeds: By default the table's.
@@ -187,7 +187,7 @@ class FigureSpec(Section):
 
 
 class Claim(Section):
-    """How figures lie to each other, checked over seeds that they share; one of ``order`` to ``column_order``.
+    """A claim on figures' order, checked over seeds that they share; one of ``order`` to ``column_order``.
 
     Attributes:
         says: The paper's words; empty for an order that its figures have and its text does not claim.
@@ -245,8 +245,8 @@ def check_unique(kind: str, names: Sequence[Any]) -> None:
         raise ValueError(f"{kind} must differ, but {twice!r} is there more than once")
 
 
-def check_known(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raises a ValueError with the nearest name where one is not known."""
+def check_known(kind: str, names: Iterable[str], choices: Sequence[str]) -> None:
+    """Raise a ValueError with the nearest name where one is not known."""
     for name in names:
-        if name not in known:
-            raise ValueError(unknown_name(kind, name, known))
+        if name not in choices:
+            raise ValueError(unknown_name(kind, name, choices))

@@ -84,7 +84,7 @@ class TableFile(Section):
 
     @property
     def has_runs(self) -> bool:
-        """Whether every cell is measured from runs."""
+        """True where every cell is measured from runs."""
         return self.kind == RUNS
 
     @property
@@ -98,7 +98,7 @@ class TableFile(Section):
         return [column.name for column in self.columns]
 
     def has_cell(self, row: str, column: str) -> bool:
-        """Whether something can be measured there."""
+        """Check that the cell can be measured."""
         at, only = self.row(row), self.row(row).only
         return not at.why_missing and not self.column(column).missing and (only is None or column in only)
 
@@ -111,18 +111,18 @@ class TableFile(Section):
         return next(column for column in self.columns if column.name == name)
 
     def scale(self, name: str) -> Scale:
-        """A scale; one that the file does not speak of runs the whole table as the paper has it.
+        """Return a scale; one that the file does not speak of runs the whole table as the paper has it.
 
         Raises:
             ConfigError: It is no scale, or the file does not have it.
         """
         if name not in SCALES:
             raise ConfigError(unknown_name("scale", name, SCALES))
-        found = next((scale for key, scale in self.scales.items() if key == name), None)
-        if found is None and name != FULL:
+        scale = next((scale for key, scale in self.scales.items() if key == name), None)
+        if scale is None and name != FULL:
             there = ", ".join(key for key in SCALES if key == FULL or key in self.scales)
             raise ConfigError(f"{self.name} has no scale {name!r} (it has: {there}); give one of these as --scale")
-        return found or Scale()
+        return scale or Scale()
 
     @property
     def default_scale(self) -> str:
@@ -135,14 +135,14 @@ class TableFile(Section):
         return list(self.scale(scale).seeds or own or self.seeds)
 
     def printed_value(self, row: str, column: str, *, measure: str) -> float | Literal["never", "N/A"] | None:
-        """What the paper prints, without its spread; None where it prints nothing."""
-        found = self.printed.get(row, {}).get(column, {}).get(measure)
-        return found[0] if isinstance(found, list) else found
+        """Return the paper's figure, without its spread; None where it prints none."""
+        figure = self.printed.get(row, {}).get(column, {}).get(measure)
+        return figure[0] if isinstance(figure, list) else figure
 
     def printed_sd(self, row: str, column: str, *, measure: str) -> float | None:
-        """The spread that the paper prints; None where there is none."""
-        found = self.printed.get(row, {}).get(column, {}).get(measure)
-        return found[1] if isinstance(found, list) else None
+        """Return the spread that the paper prints; None where there is none."""
+        figure = self.printed.get(row, {}).get(column, {}).get(measure)
+        return figure[1] if isinstance(figure, list) else None
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
@@ -226,7 +226,7 @@ def table_names() -> list[str]:
 
 
 def has_table(path: Path) -> bool:
-    """Whether a YAML file has a section ``table:``; its text alone is looked at."""
+    """Check for a section ``table:`` in a YAML file; its text alone is looked at."""
     return _SECTION.search(path.read_text(encoding="utf-8")) is not None
 
 
@@ -236,8 +236,8 @@ def listed_tables() -> list[tuple[Preset, str]]:
 
 
 def _source(preset: Preset) -> str:
-    found = _SOURCE.search(preset.path.read_text(encoding="utf-8"))
-    value = yaml12.parse(found[1], source=str(preset.path)) if found else None
+    match = _SOURCE.search(preset.path.read_text(encoding="utf-8"))
+    value = yaml12.parse(match[1], source=str(preset.path)) if match else None
     return value if isinstance(value, str) else read_table(preset.name).source
 
 
@@ -248,15 +248,15 @@ def _find(name: str) -> tuple[Path, str]:
         return path, shipped or path.stem
     preset = find_preset(name)
     if preset is None:
-        said, _, _ = unknown_name("table", name, table_names()).partition(" (known: ")
-        raise ConfigError(f"no file {name!r} is there; {said} (all names: fedsweep list tables)")
+        message, _, _ = unknown_name("table", name, table_names()).partition(" (known: ")
+        raise ConfigError(f"no file {name!r} is there; {message} (all names: fedsweep list tables)")
     return preset, name.removesuffix(".yaml")
 
 
 def _explained(error: ValidationError) -> str:
-    """One line on the first thing that is wrong; an unknown key comes first."""
-    found = sorted(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
-    details = found[0]
+    """Explain in one line the first thing that is wrong; an unknown key comes first."""
+    errors = sorted(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
+    details = errors[0]
     where = ".".join(["table", *(str(part) for part in details["loc"])])
     if details["type"] == "extra_forbidden":
         model = _model_at(details["loc"][:-1])
@@ -266,8 +266,8 @@ def _explained(error: ValidationError) -> str:
     value = repr(details["input"])
     if details["type"] == "missing":
         return f"{where} is missing"
-    said = details["msg"][:1].lower() + details["msg"][1:]
-    return f"{where}: {said}, but got {value if len(value) <= 80 else value[:77] + '...'}"
+    message = details["msg"][:1].lower() + details["msg"][1:]
+    return f"{where}: {message}, but got {value if len(value) <= 80 else value[:77] + '...'}"
 
 
 def _model_at(path: Sequence[Any]) -> type[Section]:

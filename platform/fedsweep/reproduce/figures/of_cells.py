@@ -41,7 +41,7 @@ _PRINTED_MARK: Mapping[str, Any] = {
 
 
 def scatter(scene: Scene) -> Figure:
-    """A panel for each column; a point for each row, with bars of one standard deviation over seeds.
+    """Draw a panel for each column; a point for each row, with bars of one standard deviation over seeds.
 
     The rows of a group have one look and are joined by a line, in the table's order.
     """
@@ -50,8 +50,8 @@ def scatter(scene: Scene) -> Figure:
     figure, every = panels(scene.titles, title=spec.title)
     for axes, column in zip(every, scene.columns, strict=True):
         for name, rows in scene.groups.items():
-            found = [(scene.measured(row, column, measure=x), scene.measured(row, column, measure=y)) for row in rows]
-            points = [(a.mean, b.mean, a.sd, b.sd) for a, b in found if a.mean is not None and b.mean is not None]
+            figures = [(scene.measured(row, column, measure=x), scene.measured(row, column, measure=y)) for row in rows]
+            points = [(a.mean, b.mean, a.sd, b.sd) for a, b in figures if a.mean is not None and b.mean is not None]
             look = scene.looks[name]
             if len(points) > 1:
                 axes.plot([p[0] for p in points], [p[1] for p in points], color=look.colour, linewidth=0.8)
@@ -65,16 +65,16 @@ def scatter(scene: Scene) -> Figure:
 
 
 def lines(scene: Scene) -> Figure:
-    """A line for each row over the columns' ``x``; hollow marks are what the paper prints."""
+    """Draw a line for each row over the columns' ``x``; hollow marks are what the paper prints."""
     spec = scene.spec
     y = scene.measure("y", spec.y)
     places, names = _places(scene)
     figure, (axes,) = panels([""], title=spec.title)
     for row in scene.rows:
         points = [(places[c], scene.measured(row, c, measure=y)) for c in scene.columns]
-        known = sorted((x, found.mean, found.sd or 0.0) for x, found in points if found.mean is not None)
+        drawn = sorted((x, point.mean, point.sd or 0.0) for x, point in points if point.mean is not None)
         look = scene.looks[row]
-        xs, ys, sds = zip(*known, strict=True) if known else ((), (), ())
+        xs, ys, sds = zip(*drawn, strict=True) if drawn else ((), (), ())
         spread = sds if any(sds) else None
         axes.errorbar(xs, ys, yerr=spread, color=look.colour, marker=look.marker, label=row)
         printed = [(places[c], p) for c in scene.columns if (p := scene.printed(row, c, measure=y)) is not None]
@@ -91,7 +91,7 @@ def lines(scene: Scene) -> Figure:
 
 
 def bars(scene: Scene) -> Figure:
-    """For each column a bar for each row, or for each of the figure's measures of its one row.
+    """Draw for each column a bar for each row, or for each of the figure's measures of its one row.
 
     Thin bars are one standard deviation, marks what the paper prints.
     """
@@ -105,10 +105,12 @@ def bars(scene: Scene) -> Figure:
     for number, (_, row, measure, look) in enumerate(bars):
         shift = 0.0 if alone else (number - (len(bars) - 1) / 2) * width
         for place, column in enumerate(scene.columns):
-            found = scene.measured(row, column, measure=measure)
+            measured = scene.measured(row, column, measure=measure)
             at = number if alone else place + shift
-            spread: dict[str, Any] = {} if found.sd is None else {"yerr": found.sd, "error_kw": {"elinewidth": 0.8}}
-            axes.bar(at, found.mean or 0.0, width=0.9 * width, color=look.colour, **spread)
+            spread: dict[str, Any] = (
+                {} if measured.sd is None else {"yerr": measured.sd, "error_kw": {"elinewidth": 0.8}}
+            )
+            axes.bar(at, measured.mean or 0.0, width=0.9 * width, color=look.colour, **spread)
             printed = scene.printed(row, column, measure=measure)
             if printed is not None:
                 axes.plot(at, printed, **_PRINTED_MARK, label="_printed")
@@ -138,17 +140,17 @@ def _finish(axes: Axes, scene: Scene, *, x: Measure | None, y: Measure) -> None:
 
 
 def _places(scene: Scene) -> tuple[dict[str, float], bool]:
-    """Where each column stands on the x axis, and whether the ticks are the columns' names."""
-    given = {name: scene.table.column(name).x for name in scene.columns}
-    known = {name: x for name, x in given.items() if x is not None}
-    if len(known) == len(given):
-        return known, False
-    if known:
-        lacking = next(name for name in given if name not in known)
+    """Return each column's place on the x axis, and true where the ticks are the columns' names."""
+    xs = {name: scene.table.column(name).x for name in scene.columns}
+    set_xs = {name: x for name, x in xs.items() if x is not None}
+    if len(set_xs) == len(xs):
+        return set_xs, False
+    if set_xs:
+        lacking = next(name for name in xs if name not in set_xs)
         raise ConfigError(
             f"figure {scene.spec.name}: the column {lacking!r} has no x, but others do; give all of them one, or none"
         )
-    return {name: float(place) for place, name in enumerate(given)}, True
+    return {name: float(place) for place, name in enumerate(xs)}, True
 
 
 def _handles(scene: Scene, names: Sequence[str], *, line: bool) -> list[Any]:

@@ -83,7 +83,7 @@ def classes(scene: Scene) -> Figure:
 
 
 def participation(scene: Scene) -> Figure:
-    """What each client did in each round."""
+    """Draw each client's part in each round."""
     figure, shown = panels_of(scene, participation_of, "any rounds", height=_tall)
     for axes, _, part in shown:
         draw_participation(axes, part)
@@ -108,7 +108,7 @@ def pictures(scene: Scene) -> Figure:
 
 
 def _stage(file: Path, called: str) -> str:
-    """What a picture ``word_000014`` is called: by its number, where the entry says of what."""
+    """Return the title of a picture ``word_000014``: its number, after the entry's word for it."""
     word, _, number = file.stem.rpartition("_")
     return f"{called or word.replace('_', ' ')} {int(number)}" if number.isdecimal() else file.stem.replace("_", " ")
 

@@ -1,4 +1,4 @@
-"""What a picture of a table is drawn from: its entry of ``figures:``, the table, and the runs of its cells."""
+"""The material of a table's picture: its entry of ``figures:``, the table, and the runs of its cells."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_PANELS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What a picture is drawn from.
+    """The material of a picture.
 
     Attributes:
         spec: The entry of ``figures:``.
@@ -66,9 +66,9 @@ class Scene:
     @cached_property
     def groups(self) -> dict[str, list[str]]:
         """Rows that are drawn together, by their group's name; without groups each row by itself."""
-        given = self.spec.groups or {row: [row] for row in self.rows}
-        found = {name: [row for row in self.rows if row in rows] for name, rows in given.items()}
-        return {name: rows for name, rows in found.items() if rows}
+        groups = self.spec.groups or {row: [row] for row in self.rows}
+        shown = {name: [row for row in self.rows if row in rows] for name, rows in groups.items()}
+        return {name: rows for name, rows in shown.items() if rows}
 
     @cached_property
     def columns(self) -> list[str]:
@@ -78,18 +78,18 @@ class Scene:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        """How rows and groups look; the same in all pictures of the table."""
+        """The looks of rows and groups; the same in all pictures of the table."""
         ordered = self.spec.ordered
         names = [name for name in self.table.row_names if name in self.rows] if ordered else self.table.row_names
         return {**looks(names, ordered=ordered), **looks(list(self.spec.groups), ordered=ordered)}
 
     def name(self, row: str) -> str:
-        """What a row, or a group of rows, is called at this scale."""
+        """Return the label of a row, or a group of rows, at this scale."""
         return self.grid.row_label(row) if row in self.table.row_names else row
 
     @property
     def titles(self) -> list[str]:
-        """What the columns drawn are called at this scale."""
+        """The labels of the columns drawn, at this scale."""
         return [self.grid.column_label(column) for column in self.columns]
 
     @property
@@ -102,7 +102,7 @@ class Scene:
         return setting_of_runs(runs, scale=self.grid.scale, is_papers=bool(self.table.printed))
 
     def printed(self, row: str, column: str, *, measure: Measure) -> float | None:
-        """What the paper prints for a measure of the table, where what was measured may be compared with it."""
+        """Return the paper's figure for a measure of the table, where the measured one may be compared with it."""
         cell = self.grid.cell(row, column)
         value = self.table.printed_value(row, column, measure=measure.name)
         comparable = cell is not None and is_comparable(cell, measure)
@@ -131,10 +131,10 @@ class Scene:
         return Measure.model_validate({"name": name, "over": None, "percent": is_share(name)})
 
     def label(self, axis: str, measure: Measure) -> str:
-        """What an axis with a measure is called."""
-        given = self.spec.x_label if axis == "x" else self.spec.y_label
+        """Return the label of an axis with a measure."""
+        label = self.spec.x_label if axis == "x" else self.spec.y_label
         plain = measure.target is None and measure.label in (measure.name, measure.of)
-        return given or (axis_name(measure.of) if plain else label_of(measure))
+        return label or (axis_name(measure.of) if plain else label_of(measure))
 
 
 def setting_of_runs(runs: Sequence[RunView], *, scale: str, is_papers: bool) -> str:
@@ -159,7 +159,7 @@ def setting_of_runs(runs: Sequence[RunView], *, scale: str, is_papers: bool) -> 
 
 
 def scene_of(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str]) -> Scene:
-    """What a picture is drawn from; arguments as :func:`draw`."""
+    """Collect the material of a picture; arguments as :func:`draw`."""
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in sorted(views, key=lambda cell: cell.seed):
         groups.setdefault((cell.row, cell.column), []).append(cell)
@@ -203,39 +203,39 @@ def panels_of(
     *,
     height: Callable[[int], float] = lambda count: PANEL_HEIGHT,
 ) -> tuple[Figure, list[tuple[Axes, RunView, Shown]]]:
-    """A figure with a panel for each run, and what it is to show; arguments and errors as :func:`first_runs`.
+    """Make a figure with a panel for each run, beside the material to show; arguments and errors as :func:`first_runs`.
 
     The height of a panel, in inches, goes by how many there are.
     """
-    found = first_runs(scene, read, lacking)
-    figure, every = panels(list(found), title=scene.spec.title, height=height(len(found)))
-    return figure, [(axes, run, shown) for axes, (run, shown) in zip(every, found.values(), strict=True)]
+    shown_runs = first_runs(scene, read, lacking)
+    figure, every = panels(list(shown_runs), title=scene.spec.title, height=height(len(shown_runs)))
+    return figure, [(axes, run, shown) for axes, (run, shown) in zip(every, shown_runs.values(), strict=True)]
 
 
 def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: str) -> dict[str, tuple[RunView, Shown]]:
-    """By title, the lowest seed's finished run of each cell that has what is read to be shown.
+    """Return, by title, the lowest seed's finished run of each cell where ``read`` gives material to show.
 
     Messages call that ``lacking``.
 
     Raises:
         ConfigError: No run has it, or too many.
     """
-    found = {}
+    runs = {}
     for row, column in ((row, column) for column in scene.columns for row in scene.rows):
         # The model of a run under way may not be there yet.
         run = next((run for run in scene.of(row, column) if run.status == "finished"), None)
         if run is not None and (shown := read(run)) is not None:
             name, title = scene.name(row), scene.grid.column_label(column)
             both = title if len(scene.rows) == 1 else f"{name}, {title}"
-            found[name if len(scene.columns) == 1 else both] = (run, shown)
-    if not found:
+            runs[name if len(scene.columns) == 1 else both] = (run, shown)
+    if not runs:
         raise ConfigError(f"figure {scene.spec.name}: no run that it shows has {lacking}")
-    if len(found) > _MOST_PANELS:
+    if len(runs) > _MOST_PANELS:
         raise ConfigError(
-            f"figure {scene.spec.name}: {scene.spec.kind} has room for {_MOST_PANELS} runs, but there are {len(found)};"
+            f"figure {scene.spec.name}: {scene.spec.kind} has room for {_MOST_PANELS} runs, but there are {len(runs)};"
             " name rows or columns"
         )
-    return found
+    return runs
 
 
 def first_round(run: RunView) -> int:

@@ -1,1 +1,1 @@
-"""What is measured: cells beside what is printed, groups, claims, untrained costs, a finished run's model."""
+"""Measurements: cells beside printed figures, groups, claims, untrained costs, a finished run's model."""

@@ -1,4 +1,4 @@
-"""What a paper claims of its figures, and orders that they have, checked over the seeds that two cells share.
+"""A paper's claims of its figures, and orders that they have, checked over the seeds that two cells share.
 
 A claim is a list of pairs, of which the first is to lie above the second: neighbours of an order, a row and each other
 one, two columns in each row. It is shown where that is so in each pair's paired comparison (paired t test and bootstrap
@@ -25,7 +25,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found of a claim in one column, or in all rows where it compares columns.
+    """The verdict on a claim in one column, or in all rows where it compares columns.
 
     Attributes:
         claim: Its text.
@@ -47,8 +47,8 @@ class Finding:
 
 
 def findings(grid: Grid) -> list[Finding]:
-    """What the grid says of its table's claims, column by column; nothing where no pair was measured."""
-    found = []
+    """Judge the table's claims by the grid, column by column; empty where no pair was measured."""
+    verdicts = []
     for claim in grid.table.claims:
         measure = next(m for m in grid.table.measures if claim.measure in ("", m.name))
         for column, pairs in _places(grid, claim, measure):
@@ -57,8 +57,8 @@ def findings(grid: Grid) -> list[Finding]:
                 lacking = [names for names in pairs if names not in measured]
                 verdict, detail, seeds = _judged(claim, [*measured.values()], lacking=lacking)
                 place = {"claim": claim.text, "says": claim.says, "measure": measure.label, "column": column}
-                found.append(Finding(**place, verdict=verdict, detail=detail, seeds=seeds))
-    return found
+                verdicts.append(Finding(**place, verdict=verdict, detail=detail, seeds=seeds))
+    return verdicts
 
 
 def claim_lines(grid: Grid) -> list[str]:
@@ -123,21 +123,21 @@ def _judged(
     compared = [differences(list(pair))[0] for pair in pairs]
     seeds = min(pair.pairs for pair in compared)
     so = sum(abs(pair.mean) < claim.apart if claim.apart is not None else pair.mean > 0 for pair in compared)
-    said = f"{so} of {len(compared)} pairs so"
+    detail = f"{so} of {len(compared)} pairs so"
     if lacking:
         alone = [name for names in lacking for name in names if name not in (claim.above, claim.below)]
         names = [*dict.fromkeys(alone)]
-        said += f"; not measured: {', '.join(names) if len(names) <= _MOST_NAMED else f'{len(names)} others'}"
+        detail += f"; not measured: {', '.join(names) if len(names) <= _MOST_NAMED else f'{len(names)} others'}"
     if seeds < FEWEST_PAIRS:
-        return "not shown", said, seeds
+        return "not shown", detail, seeds
     if claim.apart is not None:
-        return _judged_apart(claim.apart, compared, complete=not lacking), said, seeds
+        return _judged_apart(claim.apart, compared, complete=not lacking), detail, seeds
     count = len(compared)
     # Bonferroni's correction: each of the claim's pairs is tested.
     real = [math.copysign(1.0, pair.mean) for pair in compared if pair.is_real and pair.p_value * count <= 0.05]
     if -1.0 in real:
-        return "contradicted", said, seeds
-    return ("shown" if len(real) == count and not lacking else "not shown"), said, seeds
+        return "contradicted", detail, seeds
+    return ("shown" if len(real) == count and not lacking else "not shown"), detail, seeds
 
 
 def _judged_apart(apart: float, pairs: Sequence[Difference], *, complete: bool) -> Verdict:

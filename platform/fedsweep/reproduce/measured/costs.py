@@ -1,4 +1,4 @@
-"""What a run's rounds cost and how representative its high-frequency groups are, without training.
+"""The costs of a run's rounds, and the divergence of its high-frequency groups, without training.
 
 Both follow from the label counts, the budgets and the random streams alone. The rounds are planned by the very code
 that plans a run's, with the method's own components, so the figures are those of the run, bit for bit.
@@ -61,7 +61,7 @@ def planned_view(config: Config) -> RunView | str:
 def costs_grid(
     table: TableFile, cells: Sequence[Cell], *, scale: str, done: Callable[[str], None] = lambda text: None
 ) -> Grid:
-    """The table's cost measures, without training.
+    """Measure the table's costs, without training.
 
     A cell whose costs depend on the training has none, and says why.
 
@@ -77,9 +77,9 @@ def costs_grid(
     numbers = count(1)
 
     def measure(group: Sequence[Cell]) -> GridCell:
-        found = _costs_cell(table, group)
+        cell = _costs_cell(table, group)
         done(f"{next(numbers)}: {group[0].label}")
-        return found
+        return cell
 
     return replace(grid_of(table, cells, measure, scale=scale), costs_only=True)
 
@@ -117,7 +117,7 @@ def why_unknown(experiment: Experiment) -> str | None:
 
 
 def _asks_history(world: World) -> bool:
-    """Whether the availability comes out differently for clients that learn badly and clients that learn well."""
+    """Check if availability comes out differently for clients that learn badly and clients that learn well."""
     availability, profiles = world.availability, world.profiles
     if availability is None:
         return False
@@ -139,9 +139,9 @@ def _columns(experiment: Experiment) -> dict[str, list[Any]]:
         total_bytes += plan.num_bytes
         if stop.passed_by(total_bytes, plan.clock) is not None:
             break
-        found = rows.group_figures(plan, plan.components, cost=plan.values)
-        group = found["high_frequency"]
-        row = found | {
+        figures = rows.group_figures(plan, plan.components, cost=plan.values)
+        group = figures["high_frequency"]
+        row = figures | {
             "round": plan.context.round,
             "cohort": list(plan.context.cohort),
             "high_frequency": None if group is None else list(group),

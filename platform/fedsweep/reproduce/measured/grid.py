@@ -90,7 +90,7 @@ class Grid:
     notes: tuple[str, ...] = ()
 
     def cell(self, row: str, column: str) -> GridCell | None:
-        """What was measured there; None where nothing was to be."""
+        """Return the measured cell; None where none was to be measured."""
         return self._by_place.get((row, column))
 
     @cached_property
@@ -121,27 +121,27 @@ class Grid:
 
     @cached_property
     def usual_count(self) -> int | None:
-        """How many seeds most figures are over; None where there is no figure."""
+        """The number of seeds that most figures are over; None where there is no figure."""
         counts = Counter(figure.count or figure.never for _, _, figure in self.figures)
         return counts.most_common(1)[0][0] if counts else None
 
     @cached_property
     def is_other_throughout(self) -> bool:
-        """Whether no figure may be compared with what is printed, since all settings differ from the paper's."""
+        """True where no figure may be compared with the printed one, since all settings differ from the paper's."""
         return bool(self.figures) and not any(is_comparable(cell, measure) for cell, measure, _ in self.figures)
 
     @property
     def problems(self) -> list[str]:
-        """What went wrong, cell by cell."""
+        """The cells' failures, one by one."""
         return [f"{cell.row} | {cell.column}: {text}" for cell in self.cells for text in cell.problems]
 
     @property
     def tally(self) -> str:
-        """How many cells have figures, how many failed, and how many are known by training alone; in words."""
+        """Count in words the cells with figures, those that failed, and those known by training alone."""
         failed, untold = sum(bool(c.problems) for c in self.cells), sum(bool(c.untold) for c in self.cells)
-        said = f"{len(self.cells) - failed - untold} of {len(self.cells)} cells measured"
-        said += f", {untold} known by training alone" if untold else ""
-        return f"{said}, {failed} failed" if failed else said
+        text = f"{len(self.cells) - failed - untold} of {len(self.cells)} cells measured"
+        text += f", {untold} known by training alone" if untold else ""
+        return f"{text}, {failed} failed" if failed else text
 
     @property
     def untold(self) -> list[str]:
@@ -163,10 +163,10 @@ def _view_of(folder: Path, cell: Cell, row: Row) -> RunView | str:
         return "it was not run"
     try:
         # The run may be another cell's too, which reads it with other targets.
-        found = replace(load_run(folder), config=cell.config.tree())
+        view = replace(load_run(folder), config=cell.config.tree())
     except InputError as error:
         return str(error)
-    return found.judged_by(row.accuracy) if row.accuracy else found
+    return view.judged_by(row.accuracy) if row.accuracy else view
 
 
 def counted_runs(group: Sequence[Cell], views: Mapping[Cell, RunView | str]) -> dict[int, RunView]:
@@ -177,7 +177,7 @@ def counted_runs(group: Sequence[Cell], views: Mapping[Cell, RunView | str]) -> 
 
 
 def measured(table: TableFile, views: Mapping[Cell, RunView | str], *, scale: str) -> Grid:
-    """What the cells' runs, as :func:`views_of` has them, come to at a scale."""
+    """Measure the cells' runs, as :func:`views_of` has them, at a scale."""
     read = [view for view in views.values() if isinstance(view, RunView)]
     return grid_of(table, [*views], lambda group: _grid_cell(table, group, views=views), scale=scale, views=read)
 
@@ -213,24 +213,24 @@ def grid_of(
 
 
 def setting_of(cells: Sequence[Cell], views: Sequence[RunView] = ()) -> dict[str, Any]:
-    """Under what cells were measured, for ``measured.json``; of their runs, as far as there are any, the software."""
+    """Return the setting of the measurements, for ``measured.json``; of their runs, if any, the software too."""
     rounds = sorted({cell.config.training.rounds for cell in cells})
     datasets = sorted({cell.config.scenario.dataset for cell in cells})
     networks = sorted({cell.config.model.name for cell in cells})
-    said: dict[str, Any] = {
+    setting: dict[str, Any] = {
         "seeds": sorted({cell.seed for cell in cells}),
         "rounds": [rounds[0], rounds[-1]] if rounds else [],
         "datasets": datasets,
         "networks": networks,
     }
     for key in ("versions", "git_commit"):
-        known = [view.result[key] for view in views if view.result.get(key)]
-        said[key] = known[0] if known and all(value == known[0] for value in known) else None
-    return said
+        recorded = [view.result[key] for view in views if view.result.get(key)]
+        setting[key] = recorded[0] if recorded and all(value == recorded[0] for value in recorded) else None
+    return setting
 
 
 def value_of(run: RunView, measure: Measure) -> float | None:
-    """A measure of one run in its own unit (shares 0..1); None where the run has none.
+    """Return a measure of one run in its own unit (shares 0..1); None where the run has none.
 
     Args:
         run: The run.
@@ -250,12 +250,12 @@ def value_of(run: RunView, measure: Measure) -> float | None:
     if measure.share_of:
         part, whole = run.over(measure.of, "sum"), run.over(measure.share_of, "sum")
         return part / whole if part is not None and whole else None
-    found = None if measure.over is None else run.over(measure.of, measure.over)
-    return run.figure(measure.of) if found is None else found
+    value = None if measure.over is None else run.over(measure.of, measure.over)
+    return run.figure(measure.of) if value is None else value
 
 
 def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 0, of: int | None = None) -> Measured:
-    """A measure over seeds, in the unit shown.
+    """Sum up a measure over seeds, in the unit shown.
 
     Args:
         values: One per seed, in the measure's own unit; None where a seed has none.
@@ -264,10 +264,10 @@ def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 
         of: How many seeds there should be; by default as many as values.
     """
     every = list(values)
-    known = [in_unit(value, measure) for value in every if value is not None]
-    found = estimate(known)
+    present = [in_unit(value, measure) for value in every if value is not None]
+    estimated = estimate(present)
     count = len(every) if of is None else of
-    return Measured(mean=finite(found.mean), sd=finite(found.sd), count=found.count, never=never, of=count)
+    return Measured(mean=finite(estimated.mean), sd=finite(estimated.sd), count=estimated.count, never=never, of=count)
 
 
 def in_unit(value: float, measure: Measure) -> float:
@@ -276,7 +276,7 @@ def in_unit(value: float, measure: Measure) -> float:
 
 
 def is_comparable(cell: GridCell, measure: Measure) -> bool:
-    """Whether a cell's figure may be compared with the printed one: the settings that it follows from are the paper's.
+    """Check that a cell's figure may be compared with the printed one: the settings behind it are the paper's.
 
     They may where the cell's settings are the paper's; for a measure of cost also where the settings differ in nothing
     that a round costs.
@@ -285,16 +285,16 @@ def is_comparable(cell: GridCell, measure: Measure) -> bool:
 
 
 def compared(grid: Grid, cell: GridCell, measure: Measure) -> tuple[Measured, float | str] | None:
-    """What was measured and what is printed, a number or ``never``; None where the two can't be compared."""
-    found = cell.measured.get(measure.name)
+    """Return the measured and the printed figure, a number or ``never``; None where they can't be compared."""
+    figure = cell.measured.get(measure.name)
     printed = grid.table.printed_value(cell.row, cell.column, measure=measure.name)
-    if found is None or not (found.count or found.never) or not is_comparable(cell, measure):
+    if figure is None or not (figure.count or figure.never) or not is_comparable(cell, measure):
         return None
-    return None if printed is None or printed == NOT_GIVEN else (found, printed)
+    return None if printed is None or printed == NOT_GIVEN else (figure, printed)
 
 
 def lies_within(grid: Grid, cell: GridCell, measure: Measure) -> bool | None:
-    """Whether measured and printed lie within both spreads; None where they can't be compared.
+    """Check that measured and printed lie within both spreads; None where they can't be compared.
 
     Reading: the ranges mean +- spread of both overlap, with half of the last digit shown for rounding. A spread that is
     not known is 0.
@@ -302,29 +302,29 @@ def lies_within(grid: Grid, cell: GridCell, measure: Measure) -> bool | None:
     pair = compared(grid, cell, measure)
     if pair is None:
         return None
-    found, printed = pair
-    if isinstance(printed, str) or found.mean is None:
-        return (printed == NEVER) == (found.mean is None)
-    room = (found.sd or 0.0) + (grid.table.printed_sd(cell.row, cell.column, measure=measure.name) or 0.0)
-    return abs(found.mean - printed) <= room + 0.5 * 10.0**-measure.digits
+    figure, printed = pair
+    if isinstance(printed, str) or figure.mean is None:
+        return (printed == NEVER) == (figure.mean is None)
+    room = (figure.sd or 0.0) + (grid.table.printed_sd(cell.row, cell.column, measure=measure.name) or 0.0)
+    return abs(figure.mean - printed) <= room + 0.5 * 10.0**-measure.digits
 
 
 def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
-    """Whether a measure lies further from what is printed than its tolerance, where the two may be compared at all."""
+    """Check if a measure lies further from the printed figure than its tolerance, where they may be compared."""
     pair = compared(grid, cell, measure)
     if pair is None or measure.tolerance is None:
         return False
-    found, printed = pair
-    if isinstance(printed, str) or found.mean is None:
-        return (printed == NEVER) != (found.mean is None)
-    return abs(found.mean - printed) > measure.tolerance
+    figure, printed = pair
+    if isinstance(printed, str) or figure.mean is None:
+        return (printed == NEVER) != (figure.mean is None)
+    return abs(figure.mean - printed) > measure.tolerance
 
 
 def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, RunView | str]) -> GridCell:
     runs = counted_runs(group, views)
     done = {seed: run for seed, run in runs.items() if run.status == "finished"}
     problems = [f"seed {cell.seed}: {why}" for cell in group if (why := _why_not(views[cell]))]
-    found, by_seed = {}, {}
+    figures, by_seed = {}, {}
     for measure in table.measures:
         try:
             values = {seed: value_of(run, measure) for seed, run in runs.items()}
@@ -333,13 +333,13 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
             continue
         targets = [(run, _target_of(run, measure)) for run in done.values()]
         never = sum(target is not None and run.reaching(target) is None for run, target in targets)
-        found[measure.name] = summed_up(values.values(), measure, never=never, of=len(group))
-        known = {seed: value for seed in done if (value := values[seed]) is not None}
-        by_seed[measure.name] = {seed: in_unit(value, measure) for seed, value in known.items()}
+        figures[measure.name] = summed_up(values.values(), measure, never=never, of=len(group))
+        present = {seed: value for seed in done if (value := values[seed]) is not None}
+        by_seed[measure.name] = {seed: in_unit(value, measure) for seed, value in present.items()}
     return GridCell(
         row=group[0].row,
         column=group[0].column,
-        measured=found,
+        measured=figures,
         by_seed=by_seed,
         standing="other" if runs and not done else standing_of(table, group[0]),
         stand_in=stand_in_of(table, group[0]),

@@ -22,7 +22,7 @@ class TableKind(ABC):
     def measure(
         self, table: TableFile, cells: Sequence[Cell], *, scale: str, folder: Path, said: Callable[[str], None]
     ) -> Grid:
-        """Measures all cells; what else is shown goes into the folder, pictures below ``figures``.
+        """Measure all cells; other files to show go into the folder, pictures below ``figures``.
 
         Args:
             table: The table.

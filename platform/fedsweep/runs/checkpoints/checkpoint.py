@@ -55,7 +55,7 @@ _Rows = tuple[RoundRecord, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What was found.
+    """The newest valid checkpoint of a folder.
 
     Attributes:
         state: The run as the newest valid checkpoint has it; None where there is no valid one.
@@ -70,7 +70,7 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class _Manifest:
-    """What a checkpoint consists of."""
+    """The parts of a checkpoint."""
 
     round: int
     config_hash: str
@@ -173,19 +173,19 @@ class CheckpointStore:
         return {client: self._memories[client][1] for client in state.memories}
 
     def _has(self, client: int, handle: Handle) -> bool:
-        known = self._memories.get(client)
+        saved = self._memories.get(client)
         # The same handle, not an equal one: to compare contents they would have to be fetched.
-        return known is not None and known[0] is handle and self._objects.holds(known[1])
+        return saved is not None and saved[0] is handle and self._objects.holds(saved[1])
 
     def _keep_rows(self, records: _Rows) -> tuple[ObjectRef, ...]:
         refs = []
         for start in range(0, len(records), _ROWS_PER_OBJECT):
             block = records[start : start + _ROWS_PER_OBJECT]
-            known = self._rows.get(start)
-            if known is None or not _same_objects(known[0], block) or not self._objects.holds(known[1]):
-                known = (block, self._objects.put(to_bytes(pack(_Rows, block), root="records")))
-                self._rows[start] = known
-            refs.append(known[1])
+            stored = self._rows.get(start)
+            if stored is None or not _same_objects(stored[0], block) or not self._objects.holds(stored[1]):
+                stored = (block, self._objects.put(to_bytes(pack(_Rows, block), root="records")))
+                self._rows[start] = stored
+            refs.append(stored[1])
         return tuple(refs)
 
     def _drop_old(self, newest: Path) -> None:
@@ -242,8 +242,8 @@ class CheckpointStore:
         self._check_folder()
         if not self._folder.is_dir():
             return []
-        found = [(int(name[1]), path) for path in self._folder.iterdir() if (name := _MANIFEST.fullmatch(path.name))]
-        return [path for _, path in sorted(found, reverse=True)]
+        numbered = [(int(name[1]), path) for path in self._folder.iterdir() if (name := _MANIFEST.fullmatch(path.name))]
+        return [path for _, path in sorted(numbered, reverse=True)]
 
     def _check_folder(self) -> None:
         if self._folder.is_symlink():
@@ -372,7 +372,7 @@ def write_earlier(folder: Path, hashes: Sequence[str]) -> None:
 
 
 def read_earlier(folder: Path) -> tuple[str, ...]:
-    """What :func:`write_earlier` wrote; none where the run has the rounds that it was begun with.
+    """Read the hashes of :func:`write_earlier`; none where the run has the rounds that it was begun with.
 
     Raises:
         OutputError: The file is damaged.
@@ -381,11 +381,11 @@ def read_earlier(folder: Path) -> tuple[str, ...]:
     if not os.path.lexists(path):
         return ()
     try:
-        found = parse_json(read_regular(path, max_bytes=MOST_TEXT_BYTES))
+        hashes = parse_json(read_regular(path, max_bytes=MOST_TEXT_BYTES))
     except OSError as error:
         raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise OutputError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+    if not isinstance(hashes, list) or not all(isinstance(item, str) for item in hashes):
         raise OutputError(f"{path}: it must be a list of the configurations' hashes")
-    return tuple(found)
+    return tuple(hashes)

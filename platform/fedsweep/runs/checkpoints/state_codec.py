@@ -267,8 +267,8 @@ def _hex_int(value: Any) -> int:
 def _hex_float(value: Any) -> float:
     if not re.fullmatch(r"[0-9a-f]{16}", _typed(value, str)):
         raise DataError(f"a float that is not finite is written as 16 hexadecimal digits, but got {value[:40]!r}")
-    found: float = struct.unpack(">d", bytes.fromhex(value))[0]
-    return found
+    number: float = struct.unpack(">d", bytes.fromhex(value))[0]
+    return number
 
 
 def _fields(value: Any, count: int) -> list[Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def number_column(cells: Sequence[float | None], kind: pa.DataType) -> pa.Array:
-    """A column of numbers; None is null, NaN stays a number.
+    """Make a column of numbers; None is null, NaN stays a number.
 
     Args:
         cells: One for each row.
@@ -26,17 +26,17 @@ def number_column(cells: Sequence[float | None], kind: pa.DataType) -> pa.Array:
     """
     import pyarrow as pa
 
-    known = np.fromiter((cell is not None for cell in cells), dtype=bool, count=len(cells))
-    given = np.array([0 if cell is None else cell for cell in cells])
+    present = np.fromiter((cell is not None for cell in cells), dtype=bool, count=len(cells))
+    numbers = np.array([0 if cell is None else cell for cell in cells])
     is_whole = pa.types.is_integer(kind)
-    values = given.astype(np.int64 if is_whole else np.float64)
-    if is_whole and not np.array_equal(values, given):
-        raise InvariantError(f"a column of whole numbers has the cell {given[values != given][0]}")
-    return pa.Array.from_buffers(kind, len(cells), [_bits(known), pa.py_buffer(values)])
+    values = numbers.astype(np.int64 if is_whole else np.float64)
+    if is_whole and not np.array_equal(values, numbers):
+        raise InvariantError(f"a column of whole numbers has the cell {numbers[values != numbers][0]}")
+    return pa.Array.from_buffers(kind, len(cells), [_bits(present), pa.py_buffer(values)])
 
 
 def list_column(cells: Sequence[Sequence[float] | None], kind: pa.ListType) -> pa.Array:
-    """A column of lists of numbers; None is null.
+    """Make a column of lists of numbers; None is null.
 
     Args:
         cells: One for each row.
@@ -44,14 +44,14 @@ def list_column(cells: Sequence[Sequence[float] | None], kind: pa.ListType) -> p
     """
     import pyarrow as pa
 
-    known = np.fromiter((cell is not None for cell in cells), dtype=bool, count=len(cells))
+    present = np.fromiter((cell is not None for cell in cells), dtype=bool, count=len(cells))
     ends = np.cumsum([0, *(0 if cell is None else len(cell) for cell in cells)], dtype=np.int32)
     flat = number_column([*chain.from_iterable(cell for cell in cells if cell is not None)], kind.value_type)
-    return pa.Array.from_buffers(kind, len(cells), [_bits(known), pa.py_buffer(ends)], children=[flat])
+    return pa.Array.from_buffers(kind, len(cells), [_bits(present), pa.py_buffer(ends)], children=[flat])
 
 
-def _bits(known: np.ndarray) -> Any:
-    """The buffer that says which rows are not null; None where all are."""
+def _bits(present: np.ndarray) -> Any:
+    """Return the buffer that says which rows are not null; None where all are."""
     import pyarrow as pa
 
-    return None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+    return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

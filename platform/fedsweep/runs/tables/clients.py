@@ -54,14 +54,14 @@ def clients_table(profiles: Sequence[ClientProfile], budget_values: Sequence[flo
 
 
 def _divergences(label_counts_NC: np.ndarray) -> tuple[list[float | None], list[float | None]]:
-    """KL and JS divergence of each client's labels from the population's, in nats; None for a client without any."""
+    """Compute the KL and JS divergence of clients' labels from the population's [N], in nats; None without labels."""
     if not label_counts_NC.sum():
         return [None] * len(label_counts_NC), [None] * len(label_counts_NC)
     shares_C = population(label_counts_NC)
-    known = np.flatnonzero(label_counts_NC.sum(axis=1))
+    clients = np.flatnonzero(label_counts_NC.sum(axis=1))
     figures = np.full((2, len(label_counts_NC)), np.nan)
-    for start in range(0, len(known), _AT_ONCE):
-        rows = known[start : start + _AT_ONCE]
+    for start in range(0, len(clients), _AT_ONCE):
+        rows = clients[start : start + _AT_ONCE]
         figures[0, rows] = kl_divergence(label_counts_NC[rows], shares_C)
         figures[1, rows] = js_divergence(label_counts_NC[rows], shares_C)
     kl, js = ([None if math.isnan(value) else value for value in row] for row in figures.tolist())

@@ -103,7 +103,7 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
 
 
 def _registration(experiment: Experiment) -> Traffic:
-    """What each client sends and gets when it registers."""
+    """Return each client's traffic when it registers."""
     sizes = registration_sizes(experiment)
     ways: list[Direction] = [way for way in ("down", "up") if sizes[way]]
     clients = torch.tensor([profile.client for profile in experiment.world.profiles], dtype=torch.int32)

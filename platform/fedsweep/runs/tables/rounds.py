@@ -35,7 +35,7 @@ class RoundColumn:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether a cell holds one number, so that it can be a metric."""
+        """True where a cell holds one number, so that it can be a metric."""
         return self.kind in ("int", "float")
 
 

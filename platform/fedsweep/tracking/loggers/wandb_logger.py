@@ -80,9 +80,9 @@ class WandbLogger(Observer):
 
 
 def _cleared(folder: Path) -> str | None:
-    """Removes what was written of the run before, and gives the id that it had."""
-    found = None
+    """Remove files of the run's earlier part, and return the id that it had."""
+    run_id = None
     for old in offline_runs(folder):
-        found = old.name.rpartition("-")[2]
+        run_id = old.name.rpartition("-")[2]
         shutil.rmtree(old)
-    return found
+    return run_id

@@ -1,1 +1,1 @@
-"""How far a run or a sweep is, for people at a terminal and for pipes."""
+"""The progress of a run or a sweep, for people at a terminal and for pipes."""

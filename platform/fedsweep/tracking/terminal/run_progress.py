@@ -35,7 +35,7 @@ _HEADINGS = ("round", "accuracy", "best", "loss", "MB sent", "ratio", "s/round")
 
 
 class Standing:
-    """How far a run is.
+    """The standing of a run: its rounds so far, and the time that is left.
 
     Attributes:
         name: The run's.
@@ -130,10 +130,10 @@ class Progress(Observer):
         """The run is being prepared."""
 
     def closed(self) -> None:
-        """Nothing more comes; may be said twice."""
+        """End the display: no more comes; may be called twice."""
 
     def shows_waiting(self, text: str) -> None:
-        """What is waited for before the first round or after the last."""
+        """Show the cause of a wait before the first round or after the last."""
 
     def shows_start(self, standing: Standing) -> None:
         """The first round begins."""
@@ -142,7 +142,7 @@ class Progress(Observer):
         """A round is done."""
 
     def shows_working(self, text: str) -> None:
-        """How far long work inside a round is."""
+        """Show the progress of long work inside a round."""
 
     @abstractmethod
     def shows_message(self, text: str) -> None:
@@ -291,7 +291,7 @@ class LiveProgress(Progress):
 
 
 def make_progress(*, quiet: bool, plain: bool, is_interrupted: Callable[[], bool] = lambda: False) -> Progress:
-    """What suits a command's output.
+    """Make the progress display that suits a command's output.
 
     Args:
         quiet: Messages alone.

@@ -23,7 +23,7 @@ _SHOWN = 16
 
 @dataclass
 class TrialState:
-    """What the audience sees of a trial.
+    """A trial as the audience sees it.
 
     Attributes:
         label: Its values.
@@ -72,7 +72,7 @@ class SweepProgress:
         self.closed()
 
     def planned(self, total: int) -> None:
-        """How many trials there will be."""
+        """Note the number of trials that there will be."""
         self._total = total
 
     def add(self, name: str, state: TrialState) -> None:
@@ -115,7 +115,7 @@ class SweepProgress:
         """The sweep begins."""
 
     def closed(self) -> None:
-        """Nothing more comes."""
+        """End the display: no more comes."""
 
     def _change(self, name: str, **values: Any) -> None:
         with self._lock:
@@ -132,10 +132,10 @@ class SweepProgress:
 
     def _counts(self) -> str:
         with self._lock:
-            found = [state.status for state in self._trials.values()]
-        done, failed, running = (found.count(status) for status in ("finished", "failed", _RUNNING))
+            statuses = [state.status for state in self._trials.values()]
+        done, failed, running = (statuses.count(status) for status in ("finished", "failed", _RUNNING))
         passed = round(self._clock() - self._began)
-        if not (total := max(self._total, len(found))):
+        if not (total := max(self._total, len(statuses))):
             return f"planning trials, {passed // 60}:{passed % 60:02d}"
         text = f"{done}/{total} finished, {running} running"
         return f"{text}{f', {failed} failed' if failed else ''}, {passed // 60}:{passed % 60:02d}"
@@ -207,7 +207,7 @@ def _figure(value: float, form: str) -> str:
 def make_sweep_progress(
     metric: str, *, quiet: bool, plain: bool, is_interrupted: Callable[[], bool] = lambda: False
 ) -> SweepProgress:
-    """What suits a command's output, as :func:`~fedsweep.tracking.terminal.run_progress.make_progress` for a run."""
+    """Make the display that suits a command's output, as :func:`~.run_progress.make_progress` for a run."""
     if quiet:
         return SweepProgress(metric)
     if plain:
