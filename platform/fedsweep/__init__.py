@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedsweep.finished.evaluation import Evaluated, evaluate
     from fedsweep.finished.saved_model import load_model
     from fedsweep.method import FederatedMethod, MethodSettings, merge
+    from fedsweep.metrics import metric
     from fedsweep.models.attention import SelfAttention
     from fedsweep.models.network import Network
     from fedsweep.models.unit_groups import unit_group
@@ -83,6 +84,7 @@ __all__ = [
     "load",
     "load_model",
     "merge",
+    "metric",
     "prepare",
     "report",
     "reproduce",
@@ -112,6 +114,7 @@ _HOME = {
             "RunError",
         ),
         "fedsweep.method": ("FederatedMethod", "MethodSettings", "merge"),
+        "fedsweep.metrics": ("metric",),
         "fedsweep.models.attention": ("SelfAttention",),
         "fedsweep.models.network": ("Network",),
         "fedsweep.models.unit_groups": ("unit_group",),
