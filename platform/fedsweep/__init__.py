@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedsweep.api import TableStyle, compare, prepare, report, run, sweep
     from fedsweep.card import Card, Limit, card_of, with_card
+    from fedsweep.components.metrics import metric
     from fedsweep.driver.observers import Observer
     from fedsweep.errors import (
         ConfigError,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from fedsweep.finished.evaluation import Evaluated, evaluate
     from fedsweep.finished.saved_model import load_model
     from fedsweep.method import FederatedMethod, MethodSettings, merge
-    from fedsweep.metrics import metric
     from fedsweep.models.attention import SelfAttention
     from fedsweep.models.network import Network
     from fedsweep.models.unit_groups import unit_group
@@ -114,7 +114,7 @@ _HOME = {
             "RunError",
         ),
         "fedsweep.method": ("FederatedMethod", "MethodSettings", "merge"),
-        "fedsweep.metrics": ("metric",),
+        "fedsweep.components.metrics": ("metric",),
         "fedsweep.models.attention": ("SelfAttention",),
         "fedsweep.models.network": ("Network",),
         "fedsweep.models.unit_groups": ("unit_group",),

@@ -14,13 +14,13 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.card import Card, card_of
+from fedsweep.components.metrics import Metric, column_of
 from fedsweep.config.explain import shown
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
 from fedsweep.config.signatures import bind, takes_any
 from fedsweep.config.tables import TABLES, Builder, Listing, attribute
 from fedsweep.errors import ConfigError
-from fedsweep.metrics import Metric, column_of
 from fedsweep.parameters.signature import signature_of
 from fedsweep.plugins import call_builder
 from fedsweep.records import RoundRecord

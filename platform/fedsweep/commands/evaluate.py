@@ -81,6 +81,8 @@ def _print(found: Evaluated, console: Console) -> None:
         f"{found.data}, {found.num_samples} samples: accuracy {found.test_accuracy:.4f}, loss {found.test_loss:.4f};"
         f" model {found.model}"
     )
+    for name, value in found.metrics.items():
+        print(f"{name} {value:.4f}")
     if len(found.confusion) <= _MOST_CLASSES:
         _print_classes(found, console)
     else:

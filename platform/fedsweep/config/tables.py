@@ -158,7 +158,7 @@ TABLES: Mapping[str, Table] = {
     ),
     "evaluation.metrics": Table(
         word="metric",
-        builders="fedsweep.metrics:METRICS",
+        builders="fedsweep.components.metrics:METRICS",
         gives="builtins:object",
         selector="name",
         positional=True,

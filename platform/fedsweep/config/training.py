@@ -162,7 +162,9 @@ Accuracy = Annotated[float, Field(gt=0, le=1)]
 class MetricEntry(Section):
     """A metric of the test, and how its figures are to be read where its function does not say so."""
 
-    name: Text = Field(description="macro_f1, balanced_accuracy, top5_accuracy, brier_score, or package.module:callable.")
+    name: Text = Field(
+        description="macro_f1, balanced_accuracy, top5_accuracy, brier_score, or package.module:callable."
+    )
     mode: Literal["max", "min"] | None = Field(
         default=None, description="Whether more is better; null: as the function declares, by default max."
     )
@@ -174,6 +176,9 @@ class MetricEntry(Section):
 
 def _as_metric(entry: Any) -> Any:
     return {"name": entry} if isinstance(entry, str) else entry
+
+
+Metric = Annotated[MetricEntry, BeforeValidator(_as_metric, json_schema_input_type=Text | MetricEntry)]
 
 
 class EvaluationSection(Section):
@@ -191,10 +196,10 @@ class EvaluationSection(Section):
         description="Test accuracies; the round, virtual time, bytes and FLOPs that first reached each go to"
         " result.json and MLflow.",
     )
-    metrics: list[Annotated[MetricEntry, BeforeValidator(_as_metric, json_schema_input_type=Text | MetricEntry)]] = Field(
+    metrics: list[Metric] = Field(
         default_factory=list,
-        description="Further figures of each test, by name or as {name, mode, unit, chance}: macro_f1, balanced_accuracy,"
-        " top5_accuracy, brier_score, or package.module:callable, a function of logits and targets.",
+        description="Further figures of each test, by name or as {name, mode, unit, chance}: macro_f1,"
+        " balanced_accuracy, top5_accuracy, brier_score, or package.module:callable.",
     )
 
     @field_validator("targets")

@@ -276,5 +276,7 @@ class Engine:
 
 def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRecord:
     if clash := sorted(figures.keys() & record.extra.keys()):
-        raise InvariantError(f"{', '.join(clash)} is reported by a component and is also a figure of the evaluation; rename one")
+        raise InvariantError(
+            f"{', '.join(clash)} is reported by a component and is also a figure of the evaluation; rename one"
+        )
     return replace(record, extra={**record.extra, **figures})

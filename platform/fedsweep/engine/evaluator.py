@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.components.evaluation import Evaluation
+from fedsweep.components.metrics import Metric, measured
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
-from fedsweep.metrics import Metric, measured
 from fedsweep.records import ClientUpdate, State
 
 # Test sets of up to this many bytes are transformed once.
@@ -127,6 +127,4 @@ class Evaluator:
         figures = {}
         if self._metrics:
             figures = measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=math.isnan(loss))
-        return Tested(
-            labels=self._labels.numpy(), predicted=torch.cat(predicted).numpy(), loss=loss, figures=figures
-        )
+        return Tested(labels=self._labels.numpy(), predicted=torch.cat(predicted).numpy(), loss=loss, figures=figures)

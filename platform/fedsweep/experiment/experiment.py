@@ -17,9 +17,9 @@ from fedsweep.card import Card
 from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
+from fedsweep.components.metrics import Metric
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.metrics import Metric
 from fedsweep.records import ClientProfile, ServerContext, State
 from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, layout_of, model_vector

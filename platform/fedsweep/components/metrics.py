@@ -24,6 +24,8 @@ Function = Callable[..., Any]
 _Declared = TypeVar("_Declared", bound=Function)
 SHARE = "share"
 _MARK = "__metric__"
+# As many as are read back of a folder.
+_MOST = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,25 @@ def column_of(name: str) -> str:
     return name.rpartition(":")[2].rpartition(".")[2]
 
 
+def declarations(config: Mapping[str, Any]) -> dict[str, Declaration]:
+    """How metrics are to be read, by column, as the configuration in a run's folder says.
+
+    Nothing is imported for that, and what makes no sense is left out: the folder may be somebody else's.
+    """
+    evaluation = config.get("evaluation")
+    entries = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
+    declared: dict[str, Declaration] = {}
+    for entry in entries[:_MOST] if isinstance(entries, list) else ():
+        if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
+            mode, unit, chance = (entry.get(key) for key in ("mode", "unit", "chance"))
+            declared[column_of(entry["name"])] = Declaration(
+                mode="min" if mode == "min" else "max",
+                unit=unit if isinstance(unit, str) else "",
+                chance=chance if isinstance(chance, float) and math.isfinite(chance) else None,
+            )
+    return declared
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A metric that a configuration names.
@@ -135,7 +156,9 @@ class Metric:
         except Exception as error:
             where = place_of(error)
             at = "" if where is None else f"{where}: "
-            raise ComponentError(f"the metric {self.name!r} failed {when} ({at}{type(error).__name__}: {error})") from error
+            raise ComponentError(
+                f"the metric {self.name!r} failed {when} ({at}{type(error).__name__}: {error})"
+            ) from error
         parts = self.declaration.parts
         if not parts:
             return {self.columns[0]: self._number(answer, "a number", when=when)}
