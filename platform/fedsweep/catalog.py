@@ -183,11 +183,11 @@ def resolve(config: Config) -> Config:
         if item is not None
     }
     changes["model"] |= _initial(config)
-    changes["evaluation.metrics"] = [metric.spec() for metric in test_metrics(config)]
+    changes["evaluation.metrics"] = [metric.spec() for metric in build_metrics(config)]
     return with_sections(config, changes)
 
 
-def test_metrics(config: Config) -> tuple[Metric, ...]:
+def build_metrics(config: Config) -> tuple[Metric, ...]:
     """The metrics of the test that a configuration names, in its order.
 
     Raises:

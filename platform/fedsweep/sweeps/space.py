@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.catalog import test_metrics
+from fedsweep.catalog import build_metrics
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.texts import method_label, value_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
@@ -172,7 +172,7 @@ def check_combination(config: Config) -> None:
     sweep = config.sweep
     names = [sweep.metric] if isinstance(sweep.metric, str) else sweep.metric
     modes = [sweep.mode] if isinstance(sweep.mode, str) else sweep.mode
-    tested = {f"{EXTRA}/{column}": metric for metric in test_metrics(config) for column in metric.columns}
+    tested = {f"{EXTRA}/{column}": metric for metric in build_metrics(config) for column in metric.columns}
     for name, mode in zip(names, modes, strict=True):
         if name not in _METRICS and not name.startswith(f"{EXTRA}/"):
             unknown = unknown_name("metric", name, [*_METRICS, *tested])
