@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedsweep.api import TableStyle, compare, prepare, report, run, sweep
     from fedsweep.card import Card, Limit, card_of, with_card
+    from fedsweep.components.metrics import metric
     from fedsweep.driver.observers import Observer
     from fedsweep.errors import (
         ConfigError,
@@ -83,6 +84,7 @@ __all__ = [
     "load",
     "load_model",
     "merge",
+    "metric",
     "prepare",
     "report",
     "reproduce",
@@ -112,6 +114,7 @@ _HOME = {
             "RunError",
         ),
         "fedsweep.method": ("FederatedMethod", "MethodSettings", "merge"),
+        "fedsweep.components.metrics": ("metric",),
         "fedsweep.models.attention": ("SelfAttention",),
         "fedsweep.models.network": ("Network",),
         "fedsweep.models.unit_groups": ("unit_group",),

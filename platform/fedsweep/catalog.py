@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.card import Card, card_of
+from fedsweep.components.metrics import Metric, column_of
 from fedsweep.config.explain import shown
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
@@ -22,6 +23,7 @@ from fedsweep.config.tables import TABLES, Builder, Listing, attribute
 from fedsweep.errors import ConfigError
 from fedsweep.parameters.signature import signature_of
 from fedsweep.plugins import call_builder
+from fedsweep.records import RoundRecord
 
 if TYPE_CHECKING:
     from fedsweep.method import FederatedMethod
@@ -181,7 +183,32 @@ def resolve(config: Config) -> Config:
         if item is not None
     }
     changes["model"] |= _initial(config)
+    changes["evaluation.metrics"] = [metric.spec() for metric in build_metrics(config)]
     return with_sections(config, changes)
+
+
+def build_metrics(config: Config) -> tuple[Metric, ...]:
+    """The metrics of the test that a configuration names, in its order.
+
+    Raises:
+        ConfigError: There is none of a name, or its column would be another's.
+    """
+    key = "evaluation.metrics"
+    if key not in config.bound:
+        metrics = [
+            Metric.of(
+                entry.name,
+                bind_spec(key, {"name": entry.name}).builder,
+                changes={"mode": entry.mode, "unit": entry.unit, "chance": entry.chance},
+            )
+            for entry in config.evaluation.metrics
+        ]
+        columns = [*(field.name for field in fields(RoundRecord)), *(column_of(metric.name) for metric in metrics)]
+        if twice := [column for place, column in enumerate(columns) if column in columns[:place]]:
+            raise ConfigError(f"{key}: the column {twice[0]!r} would be there twice; give the function another name")
+        config.bound[key] = tuple(metrics)
+    found: tuple[Metric, ...] = config.bound[key]
+    return found
 
 
 def _initial(config: Config) -> dict[str, str]:

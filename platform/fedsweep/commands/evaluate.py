@@ -81,6 +81,8 @@ def _print(evaluated: Evaluated, console: Console) -> None:
         f"{evaluated.data}, {evaluated.num_samples} samples: accuracy {evaluated.test_accuracy:.4f},"
         f" loss {evaluated.test_loss:.4f}; model {evaluated.model}"
     )
+    for name, value in evaluated.metrics.items():
+        print(f"{name} {value:.4f}")
     if len(evaluated.confusion) <= _MOST_CLASSES:
         _print_classes(evaluated, console)
     else:

@@ -151,7 +151,8 @@ class Config(Section):
         """Return the SHA-256 (hexadecimal) of everything that affects results.
 
         Left out: the name, where data and initial values lie, the targets (they are read off the results), accuracies
-        by client where nobody asks for them, the runtime but for its executor and lanes, tracking, checkpoints, sweep.
+        by client and metrics where nobody asks for them, the runtime but for its executor and lanes, tracking,
+        checkpoints, sweep.
         """
         tree = self.tree()
         for key in ("name", "tracking", "checkpoint", "sweep"):
@@ -162,6 +163,8 @@ class Config(Section):
         del tree["evaluation"]["targets"]
         if not tree["evaluation"]["per_client"]:
             del tree["evaluation"]["per_client"]
+        if not tree["evaluation"]["metrics"]:
+            del tree["evaluation"]["metrics"]
         runtime = tree["runtime"]
         # Where clients are stepped one by one, how many would be stepped at once means nothing.
         shown = ("executor",) if runtime["executor"] == "loop" else ("executor", "lanes")

@@ -156,4 +156,11 @@ TABLES: Mapping[str, Table] = {
         gives="fedsweep.world.transforms:Transform",
         positional=True,
     ),
+    "evaluation.metrics": Table(
+        word="metric",
+        builders="fedsweep.components.metrics:METRICS",
+        gives="builtins:object",
+        selector="name",
+        positional=True,
+    ),
 }

@@ -159,6 +159,28 @@ NO_NUMBER = (None, "auto")
 Accuracy = Annotated[float, Field(gt=0, le=1)]
 
 
+class MetricEntry(Section):
+    """A metric of the test, and how its figures are to be read where its function does not say so."""
+
+    name: Text = Field(
+        description="macro_f1, balanced_accuracy, top5_accuracy, brier_score, or package.module:callable."
+    )
+    mode: Literal["max", "min"] | None = Field(
+        default=None, description="Whether more is better; null: as the function declares, by default max."
+    )
+    unit: str | None = Field(
+        default=None, description="share: 0..1, shown in percent; any other word; null: as the function declares."
+    )
+    chance: float | None = Field(default=None, description="What guessing comes to; null: as the function declares.")
+
+
+def _as_metric(entry: Any) -> Any:
+    return {"name": entry} if isinstance(entry, str) else entry
+
+
+Metric = Annotated[MetricEntry, BeforeValidator(_as_metric, json_schema_input_type=Text | MetricEntry)]
+
+
 class EvaluationSection(Section):
     """When and how the global model is tested."""
 
@@ -173,6 +195,11 @@ class EvaluationSection(Section):
         default_factory=list,
         description="Test accuracies; the round, virtual time, bytes and FLOPs that first reached each go to"
         " result.json and MLflow.",
+    )
+    metrics: list[Metric] = Field(
+        default_factory=list,
+        description="Further figures of each test, by name or as {name, mode, unit, chance}: macro_f1,"
+        " balanced_accuracy, top5_accuracy, brier_score, or package.module:callable.",
     )
 
     @field_validator("targets")

@@ -90,7 +90,7 @@ class Engine:
         self._client_test = experiment.method.evaluation.client_test()
         self._rows = RowMaker(experiment, self.costs)
         world = experiment.world
-        self._test = Evaluator(experiment, world.test_images, world.test_labels)
+        self._test = Evaluator(experiment, world.test_images, world.test_labels, metrics=experiment.metrics)
         self._validation = None if world.validation is None else Evaluator(experiment, *world.validation)
 
     def _note(self, texts: Sequence[str]) -> None:
@@ -224,12 +224,15 @@ class Engine:
         load_vector(self._model, self.layout, vector)
         evaluation = self.experiment.method.evaluation
         shown = visible(updates, evaluation)
-        tested = self._test.test(evaluation, state, self._model, shown)
+        when = f"in round {record.round}" if record.round else "before round 1"
+        tested = self._test.test(evaluation, state, self._model, shown, when=when)
         validation = None
         if self._validation is not None:
-            validation = self._validation.test(evaluation, state, self._model, shown).accuracy
+            validation = self._validation.test(evaluation, state, self._model, shown, when=when).accuracy
         if self.experiment.evaluate_per_client:
             record = self._with_shares(record, tested.class_accuracies(self.experiment.world.data.num_classes))
+        if tested.figures:
+            record = _with_figures(record, tested.figures)
         return replace(
             record,
             test_accuracy=tested.accuracy,
@@ -247,7 +250,8 @@ class Engine:
             return state
         *before, last = state.records
         best = before[-1].best_accuracy if before else None
-        return replace(state, records=(*before, replace(untested(last), best_accuracy=best)))
+        columns = [column for metric in self.experiment.metrics for column in metric.columns]
+        return replace(state, records=(*before, replace(untested(last, columns), best_accuracy=best)))
 
     def _due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
@@ -272,5 +276,7 @@ class Engine:
 
 def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRecord:
     if clash := sorted(figures.keys() & record.extra.keys()):
-        raise InvariantError(f"a component reports {', '.join(clash)}, which is an evaluation's figure; rename it")
+        raise InvariantError(
+            f"{', '.join(clash)} is reported by a component and is also a figure of the evaluation; rename one"
+        )
     return replace(record, extra={**record.extra, **figures})

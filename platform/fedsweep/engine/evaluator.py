@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.components.evaluation import Evaluation
+from fedsweep.components.metrics import Metric, measured
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
 from fedsweep.records import ClientUpdate, State
@@ -29,11 +30,13 @@ class Tested:
         labels: The true classes [T].
         predicted: What the model said [T].
         loss: Mean cross-entropy.
+        figures: Those of the evaluator's metrics, by column.
     """
 
     labels: np.ndarray
     predicted: np.ndarray
     loss: float
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def counts_C(self) -> np.ndarray:
@@ -74,9 +77,13 @@ class Evaluator:
         experiment: Says what is done to a batch, how large it is, and where the passes run: on the server's device.
         images: [T, C, H, W].
         labels: [T].
+        metrics: What is measured beside accuracy and loss.
     """
 
-    def __init__(self, experiment: Experiment, images: np.ndarray, labels: np.ndarray) -> None:
+    def __init__(
+        self, experiment: Experiment, images: np.ndarray, labels: np.ndarray, *, metrics: Sequence[Metric] = ()
+    ) -> None:
+        self._metrics = metrics
         self._transform, self._batch_size = experiment.world.data.transform, experiment.evaluation_batch
         self._device, self._dtype = experiment.server_device, experiment.layout.dtype
         self._images = images
@@ -89,19 +96,35 @@ class Evaluator:
         raw = torch.from_numpy(np.array(self._images[start : start + self._batch_size]))
         return self._transform(raw, generator=None, train=False).to(device=self._device, dtype=self._dtype)
 
-    def test(self, evaluation: Evaluation, state: State, model: nn.Module, updates: Sequence[ClientUpdate]) -> Tested:
-        """Test a model, loaded and on the evaluator's device, in one pass; the updates are the last attendees'."""
+    def test(
+        self,
+        evaluation: Evaluation,
+        state: State,
+        model: nn.Module,
+        updates: Sequence[ClientUpdate],
+        *,
+        when: str = "at a test of the model",
+    ) -> Tested:
+        """Test a model, loaded and on the evaluator's device, in one pass; the updates are the last attendees'.
+
+        Raises:
+            ComponentError: A metric failed; the message says ``when``.
+            InvariantError: The evaluation's answer, or a metric's, is not what it must be.
+        """
         model.eval()
-        predicted, loss = [], 0.0
+        predicted, outputs, loss = [], [], 0.0
         with torch.inference_mode():
             for number, start in enumerate(range(0, len(self._labels), self._batch_size)):
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
-                when = "at a test of the model"
                 logits = ask(evaluation, "predict", state, model, updates, inputs, like=targets, when=when)
                 predicted.append(logits.argmax(1).cpu())
+                if self._metrics:
+                    outputs.append(logits.cpu())
                 # Sample by sample: a mean of the batches' means would overrate a last, smaller batch.
                 loss += float(F.cross_entropy(logits, targets, reduction="none").to(torch.float64).sum())
-        return Tested(
-            labels=self._labels.numpy(), predicted=torch.cat(predicted).numpy(), loss=loss / len(self._labels)
-        )
+        loss /= len(self._labels)
+        figures = {}
+        if self._metrics:
+            figures = measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=math.isnan(loss))
+        return Tested(labels=self._labels.numpy(), predicted=torch.cat(predicted).numpy(), loss=loss, figures=figures)

@@ -7,7 +7,7 @@ its own training samples, so it costs no pass of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -77,8 +77,8 @@ def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> 
     return np.where(samples > 0, hits / np.maximum(samples, 1), np.nan), samples
 
 
-def untested(record: RoundRecord) -> RoundRecord:
-    """The row of a round after which nothing was tested."""
+def untested(record: RoundRecord, columns: Collection[str] = ()) -> RoundRecord:
+    """The row of a round after which nothing was tested; ``columns`` are those of metrics."""
     names = tuple(f"{kind}_accuracy" for kind in ("class", "client", "personal"))
     return replace(
         record,
@@ -88,5 +88,5 @@ def untested(record: RoundRecord) -> RoundRecord:
         class_accuracies=None,
         personal_accuracies=None,
         eval_time_s=0.0,
-        extra={name: value for name, value in record.extra.items() if not name.startswith(names)},
+        extra={k: value for k, value in record.extra.items() if not k.startswith(names) and k not in columns},
     )

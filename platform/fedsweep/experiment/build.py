@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.catalog import Bound, bound, build_method, method_cards
+from fedsweep.catalog import Bound, bound, build_method, build_metrics, method_cards
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
@@ -105,6 +105,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         evaluation_batch=config.evaluation.batch_size,
         evaluate_per_client=config.evaluation.per_client,
         targets=tuple(config.evaluation.targets),
+        metrics=build_metrics(config),
         device=device,
         server_device=server_device,
         lanes=_lanes(config, device),

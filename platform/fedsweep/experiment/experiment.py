@@ -17,6 +17,7 @@ from fedsweep.card import Card
 from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
+from fedsweep.components.metrics import Metric
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, ServerContext, State
@@ -131,6 +132,7 @@ class Experiment:
         evaluation_batch: Samples per forward pass of an evaluation.
         evaluate_per_client: Accuracies by class and by client are kept.
         targets: Test accuracies whose first crossing is told in the result.
+        metrics: Further figures of each test.
         device: ``"cpu"`` or ``"cuda"`` for the clients.
         server_device: The same for the server.
         lanes: How a worker steps clients together; None: one after another.
@@ -147,6 +149,7 @@ class Experiment:
     evaluation_batch: int = 1000
     evaluate_per_client: bool = False
     targets: tuple[float, ...] = ()
+    metrics: tuple[Metric, ...] = ()
     device: str = "cpu"
     server_device: str = "cpu"
     lanes: LaneSettings | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class Evaluated:
         model: The file with the tested model.
         test_accuracy: Over all samples, 0..1.
         test_loss: Mean cross-entropy.
+        metrics: Figures of the configuration's metrics, by column.
         confusion: Samples [C, C]: rows are the true classes, columns the predicted ones.
         class_names: One per class, or empty.
         class_accuracies: By class index [C]; NaN for a class without test samples.
@@ -73,6 +74,7 @@ class Evaluated:
     class_accuracies: tuple[float, ...]
     client_accuracies: np.ndarray
     client_samples: np.ndarray
+    metrics: Mapping[str, float] = field(default_factory=dict)
     personal_accuracies: np.ndarray | None = None
     personal_samples: np.ndarray | None = None
     notes: tuple[str, ...] = ()
@@ -121,6 +123,7 @@ class Evaluated:
             "test_accuracy": self.test_accuracy,
             "test_loss": _known(self.test_loss),
             **self.figures,
+            "metrics": {name: _known(value) for name, value in self.metrics.items()},
             "classes": self.classes(),
             "clients": self.clients(),
             "confusion": self.confusion.tolist(),
@@ -245,6 +248,7 @@ class Subject:
             model=self.file,
             test_accuracy=tested.accuracy,
             test_loss=tested.loss,
+            metrics=tested.figures,
             confusion=tested.confusion(num_classes),
             class_names=class_names if len(class_names) == num_classes else (),
             class_accuracies=accuracies,
@@ -258,7 +262,7 @@ class Subject:
     def _tested(self, experiment: Experiment, evaluation: Evaluation, state: State, voters: Sequence[Tensor]) -> Tested:
         world, model = experiment.world, experiment.new_model().to(experiment.server_device)
         load_vector(model, layout_of(model), self.values)
-        evaluator = Evaluator(experiment, world.test_images, world.test_labels)
+        evaluator = Evaluator(experiment, world.test_images, world.test_labels, metrics=experiment.metrics)
         return evaluator.test(evaluation, state, model, [model_alone(vector, experiment.layout) for vector in voters])
 
     @cached_property

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedsweep.components.metrics import Declaration
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reports.setting_table import FORMATS, TableStyle, row_order, setting_table, settings_as
 from fedsweep.reports.who_pays import print_shares
 from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.selection import only_those, order_of
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs, shortly_called
-from fedsweep.results.texts import MISSING, bytes_text, seconds_text
-from fedsweep.results.view import load_runs
+from fedsweep.results.texts import MISSING, bytes_text, metric_text, metric_title, seconds_text
+from fedsweep.results.view import load_runs, metrics_of
 from fedsweep.results.worlds import study_of
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ def print_runs(runs: Sequence[ReportRun], console: Console, *, style: TableStyle
     order = range(len(runs)) if style.sort is None else order_of(runs, runs, style.sort)
     shown = [shortly_called(runs)[place] for place in order][: style.top]
     styles = [{"finished": "", "failed": "red"}.get(run.status, "yellow") for run in shown]
-    _print(_OF_RUNS, [_run_cells(run) for run in shown], styles, console)
+    metrics = metrics_of(run.view for run in runs)
+    rows = [_run_cells(run, metrics) for run in shown]
+    _print(_with_metrics(_OF_RUNS, metrics), rows, styles, console)
 
 
 def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableStyle | None = None) -> None:
@@ -97,17 +100,18 @@ def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableS
     style = style or TableStyle()
     study = study_of(runs)
     settings, layout = study.settings, study.layout
-    cells, styles = [], []
+    metrics, cells, styles = metrics_of(run.view for run in runs), [], []
+    headings = _with_metrics(_OF_SETTINGS, metrics)
     for world in layout.worlds:
         if len(layout.worlds) > 1:
-            cells.append([world.label, *[""] * (len(_OF_SETTINGS) - 1)])
+            cells.append([world.label, *[""] * (len(headings) - 1)])
             styles.append("bold")
         order = row_order(study, style, within=world)
         for setting, row in ((settings[world.cells[row]], row) for row in order):
-            own = _setting_cells(setting, runs[setting.runs[0]].method)
+            own = _setting_cells(setting, runs[setting.runs[0]].method, metrics)
             cells.append([layout.rows[row] if len(layout.worlds) > 1 else setting.label, *own[1:]])
             styles.append("red" if setting.failed else "")
-    _print(_OF_SETTINGS, cells, styles, console)
+    _print(headings, cells, styles, console)
 
 
 def print_layout(runs: Sequence[ReportRun], console: Console, *, style: TableStyle) -> None:
@@ -121,12 +125,19 @@ def print_layout(runs: Sequence[ReportRun], console: Console, *, style: TableSty
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _run_cells(run: ReportRun) -> list[str]:
+def _with_metrics(headings: Sequence[str], metrics: Mapping[str, Declaration]) -> list[str]:
+    """The headings with those of metrics behind the accuracies."""
+    place = headings.index("best") + 1
+    return [*headings[:place], *(metric_title(*item) for item in metrics.items()), *headings[place:]]
+
+
+def _run_cells(run: ReportRun, metrics: Mapping[str, Declaration]) -> list[str]:
     return [
         run.label,
         run.method,
         _percent(run.view.figure("test_accuracy")),
         _percent(run.view.figure("best_test_accuracy")),
+        *(metric_text(run.view.last(name), declaration) for name, declaration in metrics.items()),
         bytes_text(run.view.figure("total_bytes")),
         _ratio(run.view.figure("comm_ratio")),
         seconds_text(run.view.figure("sim_time_s")),
@@ -138,7 +149,7 @@ def _run_cells(run: ReportRun) -> list[str]:
     ]
 
 
-def _setting_cells(setting: Setting, method: str) -> list[str]:
+def _setting_cells(setting: Setting, method: str, metrics: Mapping[str, Declaration]) -> list[str]:
     accuracy = setting.over_seeds("test_accuracy")
     return [
         setting.label,
@@ -147,6 +158,7 @@ def _setting_cells(setting: Setting, method: str) -> list[str]:
         _percent(finite(accuracy.sd)),
         _interval(accuracy),
         _percent(setting.figure("best_test_accuracy")),
+        *(metric_text(setting.figure(name), declaration) for name, declaration in metrics.items()),
         bytes_text(setting.figure("total_bytes")),
         _ratio(setting.figure("comm_ratio")),
         seconds_text(setting.figure("sim_time_s")),

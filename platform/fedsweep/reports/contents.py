@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedsweep.components.metrics import Declaration
 from fedsweep.errors import OutputError
 from fedsweep.figures.style import Look, setting_looks
 from fedsweep.reports.charts import Chart
@@ -28,6 +29,7 @@ from fedsweep.results.settings import (
     target_rows,
 )
 from fedsweep.results.texts import clean, some_of
+from fedsweep.results.view import metrics_of
 from fedsweep.results.worlds import Layout, LayoutKeys, Study, lay_out, study_of
 
 _SHOWN = 4
@@ -72,6 +74,11 @@ class Report:
     tables: tuple[tuple[str, str], ...]
     verdicts: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def metrics(self) -> Mapping[str, Declaration]:
+        """How to read the columns that metrics of the test made, by column."""
+        return metrics_of(run.view for run in self.runs)
 
     @property
     def has_seeds(self) -> bool:

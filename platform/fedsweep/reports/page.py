@@ -28,7 +28,7 @@ from fedsweep.reports.setting_table import FIGURES, figure_text
 from fedsweep.reports.sources import command_again, find_sources
 from fedsweep.reports.world_parts import handovers
 from fedsweep.results.settings import ReportRun
-from fedsweep.results.texts import bytes_text, clean, seconds_text
+from fedsweep.results.texts import bytes_text, clean, metric_text, seconds_text
 from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
@@ -199,6 +199,7 @@ def _environment() -> Environment:
         "seconds": seconds_text,
         "percent": lambda share: "-" if share is None else f"{100 * share:.2f} %",
         "ratio": lambda value: "-" if value is None else f"{value:.3f}",
+        "metric": metric_text,
         "short": lambda value: "-" if value is None else f"{value:.4g}",
         "clean": clean,
         "breakable": _breakable,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.figures.style import INK, Look
 from fedsweep.reports.charts import FEW_TICKS, PERCENT, SENT, SYMBOLS, Chart, drawn, in_panels, shared_range, wrapped
 from fedsweep.reports.world_parts import WorldPart
-from fedsweep.results.curves import FIGURES, Curve, short, thinned
+from fedsweep.results.curves import Curve, FigureTitle, figure_titles, short, thinned
 from fedsweep.results.pareto import curve_front
 from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text
+from fedsweep.results.view import metrics_of
 from fedsweep.results.worlds import Study, World
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def curve_charts(study: Study, looks: Sequence[Look]) -> dict[str, Chart]:
         By name; none where nothing was measured.
     """
     runs, worlds = study.runs, study.layout.worlds[:MOST_PANELS]
-    names = [name for name in FIGURES if any(name in run.curve.figures for run in runs)]
+    titles = figure_titles(metrics_of(run.view for run in runs))
+    names = {name: how for name, how in titles.items() if any(name in run.curve.figures for run in runs)}
     if not names:
         return {}
     lines = [[line for row in world.cells for line in _lines(study, world, row, looks[row])] for world in worlds]
@@ -70,8 +72,8 @@ def curve_charts(study: Study, looks: Sequence[Look]) -> dict[str, Chart]:
             **drawn([trace for trace, _, _ in own], x={}, y={}, hovermode="x unified", hoverdistance=60),
             choices={
                 "figure": [
-                    _of_figure(name, columns.of(own, "figure", name), columns.of(own, "ends", name), span=ranges[name])
-                    for name in names
+                    _of_figure(how, columns.of(own, "figure", name), columns.of(own, "ends", name), span=ranges[name])
+                    for name, how in names.items()
                 ],
                 "against": [
                     {
@@ -196,18 +198,17 @@ def _short(cell: Any) -> Any:
 
 
 def _of_figure(
-    name: str, values: Sequence[Any], ends: Sequence[Any], *, span: Sequence[float] | None
+    figure: FigureTitle, values: Sequence[Any], ends: Sequence[Any], *, span: Sequence[float] | None
 ) -> dict[str, Any]:
     """The change that choosing a figure makes; ``span`` are the ends of the axis, None: as the values are."""
-    is_share = name.endswith("accuracy")
-    form = ".2%" if is_share else ".4~g"
+    form = ".2%" if figure.is_share else ".4~g"
     band = f" (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})"
     texts = [f"%{{y:{form}}}{band if both else ''}<extra>%{{fullData.name}}</extra>" for both in ends]
-    style = PERCENT if is_share else {"tickformat": "~g", "hoverformat": ".4~g"}
+    style = PERCENT if figure.is_share else {"tickformat": "~g", "hoverformat": ".4~g"}
     return {
-        "label": FIGURES[name],
+        "label": figure.text,
         "data": {"y": values, "customdata": ends, "hovertemplate": texts},
-        "layout": _axis("yaxis", {"title": {"text": FIGURES[name]}, **style, **({"range": span} if span else {})}),
+        "layout": _axis("yaxis", {"title": {"text": figure.text}, **style, **({"range": span} if span else {})}),
     }
 
 

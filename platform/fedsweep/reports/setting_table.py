@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.components.metrics import SHARE, Declaration
 from fedsweep.results.seed_statistics import Estimate, finite, mean
 from fedsweep.results.selection import figure_name, is_less_better, order_of
 from fedsweep.results.settings import ReportRun, Setting, remarks
-from fedsweep.results.texts import MISSING
+from fedsweep.results.texts import MISSING, clean
 from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
+from fedsweep.results.view import metrics_of
 from fedsweep.results.worlds import Layout, Study, World, study_of
 
 if TYPE_CHECKING:
@@ -103,12 +106,17 @@ class TableStyle:
         return " ".join(f"{labels.get(key, key)}{sign}{value}" if sign else key for key, sign, value in parts)
 
 
-def shown_figure(name: str) -> Figure:
-    """Choose units and digits of a figure: shares in percent, bytes in MB."""
+def shown_figure(name: str, metrics: Mapping[str, Declaration] = MappingProxyType({})) -> Figure:
+    """Choose units and digits of a figure: shares in percent, bytes in MB, metrics as they are declared."""
     for figure in FIGURES:
         if figure.name == name:
             return figure
     words = name.replace("_", " ").capitalize()
+    if name in metrics:
+        unit, is_share = metrics[name].unit, metrics[name].unit == SHARE
+        heading = f"{name} ({'%' if is_share else clean(unit)})" if unit else name
+        digits, times = (2, 100.0) if is_share else (None, 1.0)
+        return Figure(name=name, heading=heading, times=times, digits=digits, has_spread=True)
     if name.endswith(("accuracy", "_worst10", "_best10")):
         return Figure(name=name, heading=f"{words} (%)", times=100, has_spread=True)
     return Figure(name=name, heading=words, digits=None, has_spread=True)
@@ -191,7 +199,8 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) ->
 
 def _figures(study: Study, style: TableStyle, *, is_single: bool) -> list[Figure]:
     if style.figures is not None:
-        return [shown_figure(figure_name(name, study.runs, what="--y")) for name in style.figures]
+        metrics = metrics_of(run.view for run in study.runs)
+        return [shown_figure(figure_name(name, study.runs, what="--y"), metrics) for name in style.figures]
     usual = FIGURES if is_single else FIGURES[:1]
     return [f for f in usual if any(s.figure(f.name) is not None for s in study.settings)] or [FIGURES[0]]
 
@@ -252,7 +261,8 @@ def best_rows(settings: Sequence[Setting], world: World, figure: str) -> list[in
     means = {row: value for row, place in world.cells.items() if (value := settings[place].figure(figure)) is not None}
     if len(world.cells) < 2 or not means:
         return []
-    best = (min if is_less_better(figure) else max)(means.values())
+    views = (view for place in world.cells.values() for view in settings[place].views)
+    best = (min if is_less_better(figure, views) else max)(means.values())
     return [row for row, value in means.items() if value == best]
 
 

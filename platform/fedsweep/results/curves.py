@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
+from fedsweep.components.metrics import SHARE, Declaration
 from fedsweep.results.seed_statistics import deviation, finite, mean
+from fedsweep.results.texts import metric_text, metric_title
 from fedsweep.results.view import RunView
 
 # What a report draws, and how it is called there.
@@ -25,6 +28,24 @@ FIGURES: Mapping[str, str] = {
     "dropout_rate_zero_share": "share of a round's devices without dropout",
 }
 _DIGITS = 5
+
+
+class FigureTitle(NamedTuple):
+    """A figure's name in words, and whether it is shown in percent."""
+
+    text: str
+    is_share: bool
+
+
+def figure_titles(metrics: Mapping[str, Declaration]) -> dict[str, FigureTitle]:
+    """The titles of :data:`FIGURES`, then of metrics, with their units and what guessing comes to."""
+    titles = {name: FigureTitle(text, name.endswith("accuracy")) for name, text in FIGURES.items()}
+    for name, how in metrics.items():
+        chance = "" if how.chance is None else f", chance {metric_text(how.chance, how)}"
+        titles[name] = FigureTitle(metric_title(name, how) + chance, how.unit == SHARE)
+    return titles
+
+
 Cells = tuple[float | None, ...]
 
 
@@ -73,8 +94,9 @@ class Curve:
         ]
 
 
-def curve_of(run: RunView, names: Iterable[str] = FIGURES) -> Curve:
-    """A run's curve, all rounds, of the columns that are of interest."""
+def curve_of(run: RunView, names: Iterable[str] | None = None) -> Curve:
+    """A run's curve, all rounds, of the columns that are of interest; None: :data:`FIGURES` and the run's metrics."""
+    names = (*FIGURES, *run.metrics) if names is None else names
     cells = {name: tuple(map(finite, run.column(name))) for name in names}
     return Curve(
         rounds=tuple(run.column("round")),

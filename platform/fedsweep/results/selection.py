@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.config_table import config_table, short_keys
 from fedsweep.results.keys import resolved
 from fedsweep.results.settings import ReportRun, Setting
 from fedsweep.results.texts import clean, some_of
+from fedsweep.results.view import RunView, metrics_of
 
 # What columns of tables are called.
 FIGURE_NAMES: Mapping[str, str] = {
@@ -48,8 +49,11 @@ def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
     return wanted
 
 
-def is_less_better(figure: str) -> bool:
-    """Tell whether a figure is the better the smaller it is: losses, and what is spent."""
+def is_less_better(figure: str, views: Iterable[RunView]) -> bool:
+    """Tell whether a figure of runs is the better the smaller it is: losses, what is spent, metrics that say so."""
+    metrics = metrics_of(views)
+    if figure in metrics:
+        return metrics[figure].mode == "min"
     return not figure.removesuffix("_worst10").removesuffix("_best10").endswith("accuracy")
 
 
@@ -122,7 +126,7 @@ def order_of(
     except ConfigError:
         keys = [_sort_key(run, plain, runs, what=what) for run in firsts]
         return sorted(range(len(members)), key=lambda place: keys[place], reverse=name != plain)
-    sign = 1 if is_less_better(figure) == (name == plain) else -1
+    sign = 1 if is_less_better(figure, (run.view for run in runs)) == (name == plain) else -1
     values = [
         member.view.figure(figure) if isinstance(member, ReportRun) else member.figure(figure) for member in members
     ]

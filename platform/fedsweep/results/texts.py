@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from fedsweep.catalog import merged_title
+from fedsweep.components.metrics import SHARE, Declaration
 
 _LONGEST_TEXT = 200
 MISSING = "-"
@@ -24,6 +25,18 @@ def clean(value: Any, *, longest: int = _LONGEST_TEXT) -> str:
 def some_of(names: Sequence[str], most: int) -> str:
     """Names with commas between; of more than ``most`` the first, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def metric_text(value: float | None, declaration: Declaration) -> str:
+    """A metric's figure for people: in percent where it is a share; ``nan`` where it is no number."""
+    if value is None:
+        return MISSING
+    return f"{100 * value:.2f}%" if declaration.unit == SHARE and math.isfinite(value) else f"{value:.4g}"
+
+
+def metric_title(column: str, declaration: Declaration) -> str:
+    """A metric's column with its unit, for headings: ``worst_loss (nats)``."""
+    return clean(f"{column} ({declaration.unit})" if declaration.unit not in ("", SHARE) else column)
 
 
 def bytes_text(count: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fedsweep.components.metrics import Declaration, declarations
 from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
 from fedsweep.records import RoundRecord
@@ -23,6 +25,7 @@ from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.runs.targets import reaches
 
 UNFINISHED = "unfinished"
+_COLUMN = re.compile(r"[\w-]{1,60}(/\w{1,60})?")
 # Which rounds become one figure, and how.
 OVER: Mapping[str, tuple[slice, Callable[[Sequence[float]], float]]] = {
     "last": (slice(-1, None), mean),
@@ -140,6 +143,16 @@ class RunView:
             "group_size": [None if group is None else len(group) for group in groups],
         }
 
+    @cached_property
+    def metrics(self) -> Mapping[str, Declaration]:
+        """How to read the columns that metrics of the test made, by column."""
+        return {
+            column: declaration
+            for name, declaration in declarations(self.config).items()
+            for column in self.columns
+            if (column == name or column.startswith(f"{name}/")) and _COLUMN.fullmatch(column)
+        }
+
     def column(self, name: str) -> Sequence[Any]:
         """A column's cells, one per round; none where there is no table.
 
@@ -152,10 +165,14 @@ class RunView:
             return self._derived[name]  # total_bytes as well: tables of earlier versions do not have it
         return self.columns.get(name, ())
 
+    def last(self, name: str) -> float | None:
+        """The last cell of a column that holds a number, NaN as it is; None where none does."""
+        return next((float(cell) for cell in reversed(self.column(name)) if isinstance(cell, int | float)), None)
+
     def over(self, name: str, how: str) -> float | None:
         """A column as one figure; None where no round has it, or one that counts is NaN or infinite.
 
-        The best is that of the rounds in which it is a number.
+        The best is that of the rounds in which it is a number: the largest, or the smallest where a metric says so.
 
         Args:
             name: A column.
@@ -163,6 +180,8 @@ class RunView:
         """
         cells = [cell for cell in self.column(name) if isinstance(cell, int | float)]
         which, reduce = OVER[how]
+        if how == "best" and name in self.metrics and self.metrics[name].mode == "min":
+            reduce = min
         used = [finite(cell) for cell in cells[which] if how != "best" or cell == cell]
         whole = [value for value in used if value is not None]
         return reduce(whole) if whole and len(whole) == len(used) else None
@@ -200,6 +219,14 @@ class RunView:
         if place is None:
             return None
         return replace(self, result={}, columns={name: cells[: place + 1] for name, cells in self.columns.items()})
+
+
+def metrics_of(views: Iterable[RunView]) -> dict[str, Declaration]:
+    """How to read the columns that metrics made in some of these runs, by column; the first that has one says it."""
+    found: dict[str, Declaration] = {}
+    for view in views:
+        found = {**view.metrics, **found}
+    return found
 
 
 def run_so_far(folder: Path, records: Sequence[RoundRecord]) -> RunView:

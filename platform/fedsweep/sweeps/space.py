@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.catalog import build_metrics
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.texts import method_label, value_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
@@ -25,6 +26,7 @@ TRIAL = "trial"
 # Before the name of a figure of a method's own.
 EXTRA = "extra"
 _METRICS = (*(c.name for c in ROUND_COLUMNS if c.is_scalar and c.name != "timestamp_ms"), "best_test_accuracy")
+_BETTER = {"max": "more", "min": "less"}
 _LABEL_CHARACTERS = 90
 _METHOD = "method"
 
@@ -168,10 +170,17 @@ def check_combination(config: Config) -> None:
         ConfigError: There is no metric of that name; the message gives the nearest. Or the scheduler does not go.
     """
     sweep = config.sweep
-    for name in (sweep.metric,) if isinstance(sweep.metric, str) else sweep.metric:
+    names = [sweep.metric] if isinstance(sweep.metric, str) else sweep.metric
+    modes = [sweep.mode] if isinstance(sweep.mode, str) else sweep.mode
+    tested = {f"{EXTRA}/{column}": metric for metric in build_metrics(config) for column in metric.columns}
+    for name, mode in zip(names, modes, strict=True):
         if name not in _METRICS and not name.startswith(f"{EXTRA}/"):
+            unknown = unknown_name("metric", name, [*_METRICS, *tested])
+            raise ConfigError(f"sweep.metric: {unknown}; a method's own figures are {EXTRA}/NAME")
+        if name in tested and mode != (better := tested[name].declaration.mode):
             raise ConfigError(
-                f"sweep.metric: {unknown_name('metric', name, _METRICS)}; a method's own figures are {EXTRA}/NAME"
+                f"sweep.mode is {mode} for {name}, but of the metric {tested[name].name!r} {_BETTER[better]} is better;"
+                f" set sweep.mode={better}, or another mode in evaluation.metrics"
             )
     if isinstance(sweep.metric, list) and sweep.scheduler is not None:
         raise ConfigError(

@@ -86,7 +86,9 @@ class SweepProgress:
 
     def round_done(self, name: str, result: Mapping[str, Any]) -> None:
         """A trial has done a round."""
-        value = result.get(self._metric)
+        # Ray Tune has a method's own figures, and the test's metrics, one level below: extra/NAME.
+        group, _, name = self._metric.partition("/")
+        value = result.get(group, {}).get(name) if name else result.get(group)
         self._change(
             name,
             status=_RUNNING,
