@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_sync, tiny_update
 from torch import Tensor, nn
 
 from fedsweep.algorithms.abavg import ByAccuracy, abavg
@@ -16,9 +17,6 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, SyncContext
-from fedsweep.streams import stream
-from fedsweep.submodel import FULL_MODEL
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.trees import layout_of
 
@@ -40,31 +38,15 @@ def weights(values: list[float], *, sizes: list[int], times_size: bool = False) 
     model = nn.Linear(1, 2)
     layout = layout_of(model)
     updates = [
-        ClientUpdate(
-            client=k,
-            vector=torch.tensor([0.0, -1.0, 0.0, value]),
-            layout=layout,
-            submodel=FULL_MODEL,
-            anchor_version=0,
-            num_samples=n,
-            steps=1,
-            effective_steps=1.0,
-            learning_rate=0.1,
-            samples_since_anchor=n,
-        )
+        tiny_update(k, torch.tensor([0.0, -1.0, 0.0, value]), layout=layout, num_samples=n)
         for k, (value, n) in enumerate(zip(values, sizes, strict=True))
     ]
-    sync = SyncContext(
-        round=1,
-        index=0,
-        ends_round=True,
-        vector=torch.zeros(4),
+    sync = tiny_sync(
+        model,
+        torch.zeros(4),
         layout=layout,
         anchors={0: torch.zeros(4)},
-        learning_rate=0.1,
         cohort=(0, 1, 2),
-        model=model,
-        stream=stream(0, "test"),
         validation_data=(torch.arange(1.0, 11.0)[:, None], torch.ones(10, dtype=torch.int64)),
     )
     return ByAccuracy(times_size=times_size).weigh({"accuracies": None}, updates, sync)[0]
@@ -111,11 +93,6 @@ def test_batch_statistics_are_the_clients_own_and_stay() -> None:
     template = engine._tools.model
     assert torch.equal(template.state_dict()["1.running_mean"], torch.zeros(6))
     assert template.training == build().training
-
-
-def test_nothing_but_models_travels() -> None:
-    for record in run(abavg()).records:
-        assert record.values_up == record.values_down == 3 * 28
 
 
 def test_without_validation_data_it_is_refused_before_anything_starts() -> None:

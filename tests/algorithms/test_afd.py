@@ -8,27 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from tiny import net, tiny_sync, tiny_update
+from torch import Tensor
 
 from fedsweep.algorithms.afd import ScoredUnits, afd
-from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import server_context
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import UnitSubModel
 from fedsweep.records import ClientUpdate, RoundContext, State, SyncContext
 from fedsweep.streams import stream
-from fedsweep.submodel import FULL_MODEL
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import layout_of
 
 torch.set_num_threads(1)
 
 SIZES = (6, 10, 14, 18, 22, 26)
-
-
-def net() -> nn.Module:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
 class Script:
@@ -68,36 +62,12 @@ class Script:
 
 
 def update(client: int, loss: float) -> ClientUpdate:
-    return ClientUpdate(
-        client=client,
-        vector=None,
-        layout=layout_of(net()),
-        submodel=FULL_MODEL,
-        anchor_version=0,
-        num_samples=SIZES[client],
-        steps=1,
-        effective_steps=1.0,
-        learning_rate=0.1,
-        samples_since_anchor=SIZES[client],
-        train_loss=loss,
-    )
+    return tiny_update(client, layout=layout_of(net()), num_samples=SIZES[client], train_loss=loss)
 
 
 def place(round: int) -> SyncContext:
     layout = layout_of(net())
-    return SyncContext(
-        round=round,
-        index=0,
-        ends_round=True,
-        vector=torch.zeros(layout.num_values),
-        layout=layout,
-        anchors={},
-        learning_rate=0.1,
-        cohort=(0,),
-        model=net(),
-        stream=stream(0, "test"),
-        checkpoint=lambda tree: None,
-    )
+    return tiny_sync(net(), torch.zeros(layout.num_values), round=round, layout=layout)
 
 
 def test_losses_of_2_then_1_5_then_1_6() -> None:
@@ -191,15 +161,3 @@ def test_sync_points_within_a_round_are_passed_over() -> None:
     state = {"known": {}, "drawn": {0: torch.ones(16, dtype=torch.bool)}, "reused": 0.0}
     assert policy.learn(state, [update(0, 1.0)], replace(place(1), ends_round=False)) is state
     assert policy.learn(state, [update(0, float("nan"))], place(1)) is state
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"keep": 0.0}, r"method\.keep must be a number > 0 and <= 1, but got 0.0"),
-        ({"score_floor": 0.0}, r"method\.score_floor must be a number > 0, but got 0.0"),
-    ],
-)
-def test_wrong_numbers_are_refused(more: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        afd(**more)

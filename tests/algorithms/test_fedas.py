@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from fedsweep.algorithms.fedas import AlignedBody, FisherTrace, fedas
-from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components import LocalClient
 from fedsweep.errors import ConfigError
 from fedsweep.models.functional import features_with, head_names
@@ -29,12 +28,6 @@ def experiment(method: Any, **options: Any) -> Any:
 
 
 PER = partial(fedas, align_epochs=0, weights="samples")
-
-
-def test_a_shared_head_without_alignment_by_samples_is_fedavg_bit_for_bit() -> None:
-    one = run_rounds(local_engine(experiment(PER(head="shared"), sizes=(10, 20, 30, 16, 12, 8))))
-    other = run_rounds(local_engine(experiment(fedavg(), sizes=(10, 20, 30, 16, 12, 8))))
-    assert torch.equal(one.vector, other.vector)
 
 
 def test_without_alignment_by_samples_it_is_fedper() -> None:
@@ -123,20 +116,6 @@ def test_the_body_and_one_value_travel() -> None:
     assert (row.values_down, row.values_up) == (3 * body, 3 * (body + 1))
     assert sum(row.aggregation_weights) == pytest.approx(1)
     assert row.extra["personal_accuracy"] > 0
-
-
-def test_it_works_and_goes_on_where_it_was() -> None:
-    engine = local_engine(experiment(fedas(head="averaged"), rounds=3))
-    whole, part = run_rounds(engine), run_rounds(engine, run_rounds(engine, rounds=1))
-    assert torch.equal(whole.vector, part.vector)
-    assert whole.records[-1].personal_accuracies == part.records[-1].personal_accuracies
-    assert not torch.equal(whole.vector, run_rounds(local_engine(experiment(fedavg(), rounds=3))).vector)
-
-
-@pytest.mark.parametrize("wrong", [{"align_epochs": -1}, {"align_batch": 0}, {"align_rate": 0.0}])
-def test_wrong_numbers_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"method.{next(iter(wrong))} must be"):
-        fedas(**wrong)
 
 
 def test_a_network_without_a_head_is_refused() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from tiny import vector
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
@@ -91,10 +92,6 @@ def test_quadratics_reach_the_closed_form_fixed_point(
     assert closed_form == pytest.approx(limit, abs=1e-8)
     assert value(quadratics(steps, weighting, rounds=1)) == pytest.approx(first, abs=1e-12)
     assert value(quadratics(steps, weighting, rounds=80)) == pytest.approx(closed_form, abs=1e-9)
-
-
-def vector(method: FederatedMethod, **options: object) -> Tensor:
-    return run_rounds(local_engine(tiny_experiment(method, **options))).vector  # type: ignore[arg-type]
 
 
 def one_model(experiment: Experiment, rounds: int) -> Tensor:

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from tiny import normed, tiny_sync
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -36,19 +37,7 @@ def run(method: FederatedMethod, **options: object) -> RunState:
 
 
 def place(model: nn.Module, vector: Tensor) -> SyncContext:
-    return SyncContext(
-        round=1,
-        index=0,
-        ends_round=True,
-        vector=vector,
-        layout=layout_of(model),
-        anchors={0: vector},
-        learning_rate=0.1,
-        cohort=(0, 1, 2),
-        model=model,
-        stream=stream(0, "test"),
-        checkpoint=lambda tree: None,
-    )
+    return tiny_sync(model, vector, anchors={0: vector}, cohort=(0, 1, 2))
 
 
 def test_one_step_of_a_student_by_hand() -> None:
@@ -169,10 +158,7 @@ def test_a_students_accuracy_is_that_in_evaluation_mode() -> None:
 
 
 def test_batch_norms_statistics_follow_the_proxy_data_or_stay() -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 4))
-
-    options: dict[str, object] = {"build": build, "rounds": 1}
+    options: dict[str, object] = {"build": normed, "rounds": 1}
     plain = run(fedavg(), **options).vector[-12:]
     frozen = run(feddf(**SHORT, batch_norm="frozen"), **options).vector[-12:]  # type: ignore[arg-type]
     proxy = run(feddf(**SHORT), **options).vector[-12:]  # type: ignore[arg-type]
@@ -232,17 +218,3 @@ def test_what_is_missing_is_refused_before_anything_starts() -> None:
         check_experiment(tiny_experiment(feddf()))
     with pytest.raises(ConfigError, match=r"method\.keep=best needs validation data on the server"):
         check_experiment(tiny_experiment(feddf(keep="best"), proxy=PROXY))
-
-
-@pytest.mark.parametrize(("name", "value"), [("patience", 0), ("batch_size", 0), ("check_every", 0)])
-def test_wrong_counts_are_refused(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{name} must be an integer >= 1, but got {value}"):
-        feddf(**{name: value})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"method\.steps must be an integer >= 0, but got -1"):
-        feddf(steps=-1)
-
-
-@pytest.mark.parametrize("name", ["learning_rate", "temperature", "clip_norm"])
-def test_wrong_numbers_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{name} must be a number > 0, but got 0"):
-        feddf(**{name: 0.0})  # type: ignore[arg-type]

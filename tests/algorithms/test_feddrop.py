@@ -147,19 +147,6 @@ def test_a_budget_without_devices_is_refused() -> None:
         check_experiment(tiny_experiment(method, build=lambda: Mlp(input_shape=(1, 1, 6), num_classes=4)))
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"rate": 1.0}, r"method\.rate must be a number >= 0 and < 1, but got 1.0"),
-        ({"rate": -0.1}, r"method\.rate must be a number >= 0 and < 1, but got -0.1"),
-        ({"budget_s": 0.0}, r"method\.budget_s must be a number > 0 or null, but got 0.0"),
-    ],
-)
-def test_wrong_numbers_are_refused(more: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        feddrop(**more)
-
-
 def test_parts_train_on_scaled_activations_and_the_full_model_is_tested_without() -> None:
     """In evaluation mode a part's factors do nothing."""
     model = Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)

@@ -7,13 +7,13 @@ from math import cos, pi
 
 import pytest
 import torch
+from tiny import tiny_sync
 from torch import nn
 
 from fedsweep.algorithms.feddst import AdjustableMask, erk_densities, feddst, moved_weights
 from fedsweep.algorithms.parts.element_masks import largest, shared_out, weight_layers
 from fedsweep.card import card_of
 from fedsweep.components.aggregation import mean_of_updates
-from fedsweep.errors import ConfigError
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.testing.checks import bytes_are_the_cards
@@ -122,19 +122,8 @@ def test_what_clients_moved_is_averaged_over_those_who_have_it() -> None:
 
 
 def engine_sync(engine, state):  # type: ignore[no-untyped-def]
-    from fedsweep.records import SyncContext
 
-    return SyncContext(
-        round=2,
-        index=0,
-        ends_round=True,
-        vector=state.vector,
-        layout=engine.layout,
-        anchors={},
-        learning_rate=0.1,
-        cohort=(0, 1, 2),
-        model=build(),
-    )
+    return tiny_sync(build(), state.vector, round=2, layout=engine.layout, cohort=(0, 1, 2))
 
 
 def test_adjustments_are_in_the_second_round_and_every_so_many_until_their_end() -> None:
@@ -158,10 +147,3 @@ def test_masks_that_travel_are_the_cards_where_adjustments_end_with_half_of_the_
     assert card is not None
     small = {"sparsity": 0.5, "moved": 0.2, "every": every, "until": None}
     bytes_are_the_cards(Subject(name="feddst", builder=feddst, card=replace(card, small=small)))
-
-
-def test_wrong_parameters_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method\.moved must be a number >= 0 and < 1, but got 1"):
-        feddst(moved=1.0)
-    with pytest.raises(ConfigError, match=r"method\.every must be an integer >= 1, but got 0"):
-        feddst(every=0)

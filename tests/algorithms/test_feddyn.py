@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tiny import normed, run, tiny_step
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -14,29 +15,18 @@ from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddyn import AddMeanMove, DynamicRegularizer, feddyn
 from fedsweep.algorithms.fedopt import fedavgm
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.local import LocalStep
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod, merge
+from fedsweep.method import merge
 from fedsweep.models.networks.chains import Mlp
-from fedsweep.streams import stream
-from fedsweep.testing import component_conforms, linear_model, local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import component_conforms, linear_model, local_engine, play_round, tiny_experiment
 
 Golden = Callable[..., list[RunState]]
-
-
-def run(method: FederatedMethod, **options: object) -> RunState:
-    return run_rounds(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
 
 
 def client_moves(state: RunState) -> dict[int, Tensor]:
     memories = {k: m["terms"]["feddyn"] for k, m in state.memories.items()}
     return {k: torch.cat([torch.as_tensor(v).reshape(-1) for v in m.values()]) for k, m in memories.items()}
-
-
-def test_components_conform() -> None:
-    component_conforms(AddMeanMove())
-    assert DynamicRegularizer(strength=0.1) == DynamicRegularizer(strength=0.1)
 
 
 def test_the_golden_rounds(golden: Golden) -> None:
@@ -81,13 +71,6 @@ def test_by_size_clients_of_one_size_are_what_they_were() -> None:
     assert not torch.equal(run(feddyn(weighting="size"), sizes=sizes).vector, run(feddyn(), sizes=sizes).vector)
 
 
-def test_sizes_without_a_penalty_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"method\.weighting=size changes the clients' penalty, but method\.penalty is"
-    ):
-        feddyn(weighting="size", penalty="none")
-
-
 def test_the_first_round_goes_one_plus_m_over_n_as_far_as_the_mean() -> None:
     """Round 1 has no past: with one step a client the penalty does not act yet."""
     options = {"rounds": 1, "local_steps": 1, "double": True}
@@ -106,17 +89,11 @@ def test_the_servers_offset_is_the_mean_of_the_clients_moves() -> None:
 
 def test_one_step_by_hand() -> None:
     """0.5 (w - x + H): w = (1, 2), x = (3, 0), H = (4, -1)."""
-    step = LocalStep(
-        inputs=torch.zeros(1),
-        targets=torch.zeros(1),
-        model=nn.Identity(),
+    step = tiny_step(
+        nn.Identity(),
         params={"w": torch.tensor([1.0, 2.0])},
         anchor={"w": torch.tensor([3.0, 0.0])},
         memory={"w": torch.tensor([4.0, -1.0])},
-        broadcast={},
-        stream=stream(0, "test"),
-        position=0,
-        learning_rate=0.1,
     )
     gradient = DynamicRegularizer(strength=0.5).gradient(step)
     assert gradient["w"].tolist() == [1.0, 0.5]
@@ -159,16 +136,8 @@ def test_what_is_tested_changes_nothing_that_travels() -> None:
     assert len({state.records[-1].test_loss for state in states}) == 3
 
 
-def test_nothing_but_models_travels() -> None:
-    for record in run(feddyn(), rounds=2).records:
-        assert record.values_up == record.values_down == 3 * 28
-
-
 def test_buffers_take_the_mean() -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 4))
-
-    options = {"build": build, "rounds": 1, "local_epochs": 2}
+    options = {"build": normed, "rounds": 1, "local_epochs": 2}
     assert torch.equal(run(feddyn(), **options).vector[-12:], run(fedavg(), **options).vector[-12:])
     assert bool((run(feddyn(), **(options | {"rounds": 5})).vector[-6:] > 0).all())
 
@@ -186,9 +155,3 @@ def test_sub_models_move_what_they_hold() -> None:
 def test_another_server_update_beside_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="feddyn and fedavgm can't be merged: both have a server update"):
         merge(feddyn(), fedavgm())
-
-
-@pytest.mark.parametrize("strength", [-1.0, float("inf")])
-def test_a_wrong_strength_is_refused(strength: float) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.strength must be (a number >= 0|finite), but got {strength}"):
-        feddyn(strength=strength)

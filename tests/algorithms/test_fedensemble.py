@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import normed, run
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fedensemble import fedensemble
 from fedsweep.catalog import build_method
-from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod, merge
+from fedsweep.method import merge
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_experiment
-
-
-def run(method: FederatedMethod, **options: object) -> RunState:
-    return run_rounds(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("members", ["participants", "all"])
@@ -58,10 +54,7 @@ def test_one_participant_is_that_clients_model() -> None:
 
 
 def test_members_have_their_own_batch_statistics() -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 4))
-
-    engine = local_engine(tiny_experiment(fedensemble(), build=build, double=True))
+    engine = local_engine(tiny_experiment(fedensemble(), build=normed, double=True))
     played = play_round(engine)
     inputs = torch.randn(5, 1, 1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = torch.zeros(5, 4, dtype=torch.float64)
@@ -69,7 +62,7 @@ def test_members_have_their_own_batch_statistics() -> None:
         views = update.params
         rows = (inputs.flatten(1) - views["1.running_mean"]) / (views["1.running_var"] + 1e-5).sqrt()
         expected += rows @ views["2.weight"].T + views["2.bias"]
-    model = build().double().eval()
+    model = normed().double().eval()
     before = model.state_dict()["1.running_var"].clone()
     found = fedensemble().evaluation.predict(played.components["evaluation"], model, played.updates, inputs)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -7,21 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import lenet_run, net
 from torch import Tensor, nn
 
 from fedsweep.algorithms.federated_dropout import federated_dropout, num_kept
 from fedsweep.engine.engine import Engine
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.models.unit_submodel import UnitSubModel
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 torch.set_num_threads(1)
-
-
-def net() -> nn.Module:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
 def engine_of(method: FederatedMethod, build: Callable[[], nn.Module] = net, **more: Any) -> Engine:
@@ -58,18 +53,7 @@ def test_shared_units_are_one_draw_a_round() -> None:
 
 def test_lenet_at_one_half_sends_the_closed_form() -> None:
     """15,888 values; a bit for each of 6, 16, 120 and 84 units: 1 + 2 + 15 + 11 = 29 bytes."""
-    images, labels = tiny_pictures(4)
-    made = tiny_experiment(
-        federated_dropout(keep=0.5),
-        build=lambda: LeNet5(input_shape=(3, 32, 32), num_classes=10),
-        images=images,
-        labels=labels,
-        num_clients=2,
-        cohort_size=2,
-        rounds=1,
-        sizes=(2, 2),
-    )
-    record = run_rounds(local_engine(made)).records[0]
+    record = lenet_run(federated_dropout(keep=0.5))
     assert record.values_up == 2 * 15_888
     assert (record.bytes_up, record.bytes_down) == (8 * 15_888, 8 * 15_888 + 2 * 29)
     assert record.fwd_macs_per_sample == 251_340
@@ -124,9 +108,3 @@ def test_a_hidden_weight_is_trained_as_often_as_both_its_ends_are_kept() -> None
     assert shares["fc2.weight"] == pytest.approx(0.25, abs=1e-6)
     assert shares["fc1.weight"] == shares["classifier.weight"] == pytest.approx(0.5, abs=1e-6)
     assert float((held["fc2.weight"] / draws - 0.25).abs().max()) < 4 * (0.25 * 0.75 / draws) ** 0.5
-
-
-@pytest.mark.parametrize("keep", [0.0, -0.5, 1.5, float("nan")])
-def test_a_wrong_share_is_refused(keep: float) -> None:
-    with pytest.raises(ConfigError, match=r"method\.keep must be a number > 0 and <= 1, but got"):
-        federated_dropout(keep=keep)

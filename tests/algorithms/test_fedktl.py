@@ -10,23 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from fedsweep.algorithms.fedktl import (
-    ArcFace,
-    ClassPrototypes,
     ClippedSteps,
-    Knowledge,
-    LatentAlignment,
     cosines,
     discrepancy,
     fedktl,
     simplex,
     with_margin,
 )
-from fedsweep.algorithms.parts.decoders import SmallDecoder
 from fedsweep.errors import ConfigError
 from fedsweep.streams import Stream
 from fedsweep.testing import (
     build_model,
-    component_conforms,
     local_engine,
     play_round,
     run_rounds,
@@ -129,11 +123,8 @@ def test_images_change_what_clients_learn_and_projections_begin_anew() -> None:
     assert kept[1].keys() == {"values"}
 
 
-def test_own_models_learn_and_the_run_goes_on_where_it_was() -> None:
-    engine = local_engine(experiment(fedktl(**SMALL), rounds=4))
-    whole, part = run_rounds(engine), run_rounds(engine, run_rounds(engine, rounds=2))
-    assert whole.records[-1].personal_accuracies == part.records[-1].personal_accuracies
-    assert torch.equal(*(s.components["refinement0"]["images"] for s in (whole, part)))
+def test_own_models_learn() -> None:
+    whole = run_rounds(local_engine(experiment(fedktl(**SMALL), rounds=4)))
     assert whole.records[-1].extra["personal_accuracy"] > 0.7
     assert whole.records[-1].extra["alignment_loss"] > 0
 
@@ -160,19 +151,6 @@ def test_a_step_is_on_a_gradient_of_at_most_that_norm() -> None:
 
     assert float(ClippedSteps(norm=100.0).step(optimizer, steep)) == 7.0
     assert torch.allclose(value.detach(), torch.tensor([-60.0, -80.0]))
-
-
-def test_the_components_conform() -> None:
-    component_conforms(
-        LatentAlignment(decoder=SmallDecoder(latent_width=3), server_epochs=1, server_rate=0.1, server_batch=4)
-    )
-    assert hash(Knowledge(strength=1.0)) != hash(ArcFace(margin=0.5, scale=64.0)) != hash(ClassPrototypes())
-
-
-@pytest.mark.parametrize("wrong", [{"strength": -1.0}, {"scale": 0.0}, {"server_batch": 1}, {"latent_width": 0}])
-def test_wrong_numbers_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"method.{next(iter(wrong))} must be"):
-        fedktl(**wrong)
 
 
 def test_a_server_without_inputs_is_refused() -> None:

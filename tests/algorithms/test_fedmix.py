@@ -8,25 +8,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import run, tiny_step
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.fedmix import GroupMeans, MeanBank, MixedLoss, fedmix
+from fedsweep.algorithms.fedmix import GroupMeans, MixedLoss, fedmix
 from fedsweep.components.local import LocalStep
 from fedsweep.components.probes import LocalClient
-from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.method import FederatedMethod
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.streams import stream
-from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 UNEQUAL = (4, 8, 12, 24, 28, 20)
-
-
-def run(method: FederatedMethod, **options: object) -> RunState:
-    return run_rounds(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
 
 
 class Smooth(nn.Module):
@@ -44,30 +39,20 @@ class Smooth(nn.Module):
 def local_step(*, bank: int = 5, seed: int = 0) -> LocalStep:
     torch.manual_seed(seed)
     model = Smooth().double()
-    return LocalStep(
+    return tiny_step(
+        model,
         inputs=torch.randn(7, 1, 1, 6, dtype=torch.float64),
         targets=torch.tensor([0, 1, 2, 3, 0, 1, 2]),
-        model=model,
-        params=dict(model.named_parameters()),
-        anchor={},
-        memory={},
         broadcast={
             "bank/inputs": torch.randn(bank, 1, 1, 6, dtype=torch.float64),
             "bank/labels": torch.rand(bank, 4, dtype=torch.float64).softmax(dim=1),
         },
         stream=stream(0, "method", 1, 0, 0),
-        position=0,
-        learning_rate=0.1,
     )
 
 
 def value(loss: Tensor) -> float:
     return float(loss.detach())
-
-
-def test_components_conform() -> None:
-    component_conforms(MeanBank(group_size=3))
-    assert hash(MixedLoss(strength=0.1)) == hash(MixedLoss(strength=0.1))
 
 
 def test_a_clients_averages_by_hand() -> None:
@@ -224,9 +209,3 @@ def test_what_would_show_a_sample_is_refused() -> None:
         fedmix(group_size=1)
     with pytest.raises(ConfigError, match=r"fedmix sends averages of at least two samples, but clients \[1\] have one"):
         check_experiment(tiny_experiment(fedmix(), sizes=(4, 1, 12, 24, 28, 20)))
-
-
-@pytest.mark.parametrize("strength", [-0.1, 1.0])
-def test_a_wrong_strength_is_refused(strength: float) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.strength must be a number >= 0 and < 1, but got {strength}"):
-        fedmix(strength=strength)

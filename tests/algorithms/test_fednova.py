@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from tiny import normed, run, vector
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -14,6 +15,7 @@ from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fednova import NormalizedMoves, fednova, normalised
 from fedsweep.algorithms.fedopt import fedadam, fedavgm
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -21,18 +23,10 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.records import ClientUpdate, State, SyncContext
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, tiny_experiment
 
 Golden = Callable[..., list[RunState]]
 UNEQUAL = (4, 8, 12, 24, 28, 20)
-
-
-def run(method: FederatedMethod, **options: object) -> RunState:
-    return run_rounds(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
-
-
-def vector(method: FederatedMethod, **options: object) -> Tensor:
-    return run(method, **options).vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +85,8 @@ def test_steps_in_proportion_to_samples_are_the_plain_mean_with_a_server_rate() 
     torch.testing.assert_close(found, rate * torch.stack(moves).mean(dim=0), rtol=0, atol=1e-14)
 
 
-def test_nothing_but_models_travels() -> None:
-    for record in run(fednova(), sizes=UNEQUAL).records:
-        assert record.values_up == record.values_down == 3 * 28
-
-
 def test_buffers_take_the_mean_in_proportion_to_the_weights() -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 4))
-
-    engine = local_engine(tiny_experiment(fednova(), build=build, rounds=1, sizes=UNEQUAL, double=True))
+    engine = local_engine(tiny_experiment(fednova(), build=normed, rounds=1, sizes=UNEQUAL, double=True))
     played, (state, _) = play_round(engine), engine.advance(engine.start())
     weights = torch.tensor(played.weights, dtype=torch.float64)
     rows = torch.stack([u.vector[-12:] for u in played.updates if u.vector is not None])
@@ -142,6 +128,7 @@ def test_it_goes_with_an_adaptive_server() -> None:
     assert not torch.equal(found, vector(fednova(), sizes=UNEQUAL))
 
 
-def test_adam_on_the_clients_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="method fednova divides clients' moves by their effective steps, which trai"):
-        check_experiment(tiny_experiment(fednova(), optimizer=OptimizerSettings(name="adam")))
+@pytest.mark.parametrize("method", [fednova(), scaffold()])
+def test_adam_on_the_clients_is_refused_before_anything_starts(method: FederatedMethod) -> None:
+    with pytest.raises(ConfigError, match=f"method {method.name} divides clients' moves by their effective steps, whi"):
+        check_experiment(tiny_experiment(method, optimizer=OptimizerSettings(name="adam")))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import resumed, timeless
 from torch import nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
@@ -24,8 +25,6 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.experiment.schedules import HalfCosineWithDrops
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.records import RoundRecord
-from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.trees import load_vector, model_vector
 from fedsweep.world.availability import AlwaysAvailable, Availability, CapabilityAvailability, ReplayAvailability
@@ -58,12 +57,6 @@ def drifting(rounds: int = 10) -> dict[str, Any]:
         "drift": CosineRotation(num_classes=4, num_rounds=rounds, min_classes=2, max_classes=3),
         "availability": CapabilityAvailability(num_rounds=rounds, base=0.7),
     }
-
-
-def comparable(state: RunState) -> list[RoundRecord]:
-    """The rows without what a clock says."""
-    clock: dict[str, Any] = {"timestamp_ms": 0, "wall_time_s": 0.0, "eval_time_s": 0.0, "server_time_s": 0.0}
-    return [dataclasses.replace(row, **clock) for row in state.records]
 
 
 @pytest.mark.parametrize("unaggregated", ["continue", "discard"])
@@ -175,8 +168,8 @@ def test_without_its_weights_and_schedule_it_is_fedavg_on_the_same_scenario_bit_
     for method in (bare, always):
         state = played(method, **drifting())[-1]
         assert torch.equal(state.vector, plain.vector)
-        rows = [dataclasses.replace(row, extra={}, staleness=None) for row in comparable(state)]
-        assert rows == comparable(plain)
+        rows = [dataclasses.replace(row, extra={}, staleness=None) for row in timeless(state.records)]
+        assert rows == timeless(plain.records)
     weighted = played(fedstg(reduced_interval=1), **drifting())[-1]
     assert not torch.equal(weighted.vector, plain.vector)
 
@@ -249,15 +242,10 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(interrupted_after: int, t
     engine = local_engine(experiment(method, **more))
     half = run_rounds(engine, rounds=interrupted_after)
     assert bool(half.held) is (interrupted_after == 5)
-    CheckpointStore(tmp_path, keep=1, config_hash="x").save(half, fetch=engine.fleet.fetch)
-
-    again = local_engine(experiment(method, **more))
-    found = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
-    assert found is not None and found.round == interrupted_after
-    resumed = run_rounds(again, found)
-    assert torch.equal(resumed.vector, whole.vector)
-    assert comparable(resumed) == comparable(whole)
-    assert resumed.components["pacing"] == whole.components["pacing"]
+    other = resumed(experiment(method, **more), tmp_path, rounds=interrupted_after)
+    assert torch.equal(other.vector, whole.vector)
+    assert timeless(other.records) == timeless(whole.records)
+    assert other.components["pacing"] == whole.components["pacing"]
 
 
 def test_fedprox_pulls_towards_the_model_of_the_last_download_over_skipped_rounds() -> None:

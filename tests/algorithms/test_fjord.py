@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import lenet_run, net
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedprox import fedprox
@@ -24,7 +25,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
-from fedsweep.models.networks.chains import LeNet5, Mlp
+from fedsweep.models.networks.chains import LeNet5
 from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -40,10 +41,6 @@ from fedsweep.testing import (
 from fedsweep.trees import ParamTree, load_vector
 
 torch.set_num_threads(1)
-
-
-def net() -> Mlp:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
 GROUPS = net().unit_groups()
@@ -304,18 +301,7 @@ def test_lenet_at_eleven_widths_costs_what_is_printed() -> None:
 
 
 def test_only_the_widest_part_travels_without_masks() -> None:
-    images, labels = tiny_pictures(4)
-    made = tiny_experiment(
-        fjord(widths=(0.5, 0.25)),
-        build=lambda: LeNet5(input_shape=(3, 32, 32), num_classes=10),
-        images=images,
-        labels=labels,
-        num_clients=2,
-        cohort_size=2,
-        rounds=1,
-        sizes=(2, 2),
-    )
-    record = run_rounds(local_engine(made)).records[0]
+    record = lenet_run(fjord(widths=(0.5, 0.25)))
     assert record.values_up == 15_888 + 4_257 and record.bytes_up == record.bytes_down == 4 * record.values_up
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import lenet_run, net
 from torch import nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -17,7 +18,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.chains import LeNet5, Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import UnitSubModel
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL
@@ -37,10 +38,6 @@ torch.set_num_threads(1)
 
 # Without the paper's masked loss and equal weights width 1 alone is FedAvg.
 PLAIN: dict[str, Any] = {"masked_loss": False, "weighting": "size"}
-
-
-def net() -> nn.Module:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
 def engine_of(method: FederatedMethod, **more: Any) -> Engine:
@@ -114,18 +111,7 @@ def test_the_inner_block_is_the_mean_of_all_and_the_rest_of_those_who_hold_it(we
 
 def test_lenet_at_one_half_and_a_quarter_sends_the_closed_forms() -> None:
     """15,888 and 4,257 values; no masks, as the first units need none, but a factor of 4 bytes for each of 4 layers."""
-    images, labels = tiny_pictures(4)
-    made = tiny_experiment(
-        heterofl(widths=(0.5, 0.25), **PLAIN),
-        build=lambda: LeNet5(input_shape=(3, 32, 32), num_classes=10),
-        images=images,
-        labels=labels,
-        num_clients=2,
-        cohort_size=2,
-        rounds=1,
-        sizes=(2, 2),
-    )
-    record = run_rounds(local_engine(made)).records[0]
+    record = lenet_run(heterofl(widths=(0.5, 0.25), **PLAIN))
     assert record.values_up == 15_888 + 4_257
     assert record.bytes_down - record.bytes_up == 2 * 4 * 4
     assert record.fwd_macs_per_sample == (251_340 + 141_440) / 2
@@ -289,12 +275,6 @@ def test_networks_without_units_or_a_linear_head_are_refused() -> None:
         check_experiment(tiny_experiment(heterofl()))
     with pytest.raises(ConfigError, match="masked_loss needs a network whose head is one linear layer `classifier`"):
         check_experiment(tiny_experiment(heterofl(widths=(1.0,), masked_loss=True)))
-
-
-@pytest.mark.parametrize("widths", [(), (1.0, 1.5), (1.0, 1.0), (1.0, 0.0)])
-def test_wrong_widths_are_refused(widths: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"method\.widths must be distinct numbers above 0 and at most 1, but"):
-        heterofl(widths=widths)
 
 
 def test_widths_by_speed_need_devices() -> None:

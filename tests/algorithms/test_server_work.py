@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import nn
+from tiny import net
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsweep.algorithms.abavg import ByAccuracy, abavg
@@ -20,7 +20,6 @@ from fedsweep.algorithms.heterofl import heterofl
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.functional import head_names
-from fedsweep.models.networks.chains import Mlp
 from fedsweep.records import SyncContext
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 
@@ -30,15 +29,11 @@ FORWARD = 2 * (FIRST + SECOND + HEAD)
 NO_SLOPE = 2 * FIRST  # what a step's backward pass saves, since nobody asks for the inputs' gradient
 
 
-def build() -> nn.Module:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
-
-
 def play(method: FederatedMethod, *, rounds: int = 1) -> RunState:
     """With 10 proxies and 7 validation samples on the server."""
     images, labels = tiny_data(num_samples=17)
     world: dict[str, Any] = {"proxy": (images[:10], None), "validation": (images[10:], labels[10:])}
-    return run_rounds(local_engine(tiny_experiment(method, build=build, rounds=rounds, **world)))
+    return run_rounds(local_engine(tiny_experiment(method, build=net, rounds=rounds, **world)))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import comparable, net
 from torch import nn
 
 from fedsweep.algorithms.afd import afd
@@ -22,7 +23,6 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.chains import Mlp
 from fedsweep.streams import stream
 from fedsweep.testing import (
     build_model,
@@ -63,10 +63,6 @@ HALF: dict[str, Callable[[], FederatedMethod]] = {
 }
 
 
-def net() -> nn.Module:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
-
-
 def experiment(method: FederatedMethod, **more: Any) -> Experiment:
     made = tiny_experiment(method, **({"build": net, "local_epochs": 2, "sizes": SIZES} | more))
     return with_devices(made, DEVICES)
@@ -74,13 +70,6 @@ def experiment(method: FederatedMethod, **more: Any) -> Experiment:
 
 def run(method: FederatedMethod, **more: Any) -> RunState:
     return run_rounds(local_engine(experiment(method, **more)))
-
-
-def comparable(state: RunState) -> list[tuple[object, ...]]:
-    return [
-        (r.test_accuracy, r.train_loss, r.bytes_up, r.bytes_down, r.flops, r.fwd_macs_per_sample, r.sim_time_s)
-        for r in state.records
-    ]
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from tiny import net
 from torch import Tensor, nn
 
 from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import SubModelPolicy
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import Payload, RoundContext, State
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -21,10 +21,6 @@ from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree, layout_of
 
 torch.set_num_threads(1)
-
-
-def net() -> Mlp:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
 LAYOUT = layout_of(net())

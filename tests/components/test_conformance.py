@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_sync, tiny_update
 from torch import Tensor
 
 from fedsweep.algorithms.registry import METHODS
@@ -43,33 +44,12 @@ LAYOUT = layout_of(MODEL)
 
 
 def update(client: int, *, samples: int, vector: Tensor | None = None) -> ClientUpdate:
-    return ClientUpdate(
-        client=client,
-        vector=vector,
-        layout=LAYOUT,
-        submodel=FULL_MODEL,
-        anchor_version=0,
-        num_samples=samples,
-        steps=1,
-        effective_steps=1.0,
-        learning_rate=0.1,
-        samples_since_anchor=samples,
-    )
+    return tiny_update(client, vector, layout=LAYOUT, num_samples=samples)
 
 
 def sync() -> SyncContext:
-    return SyncContext(
-        round=1,
-        index=0,
-        ends_round=True,
-        vector=torch.tensor([9.0, 9.0]),
-        layout=LAYOUT,
-        anchors={0: torch.tensor([9.0, 9.0])},
-        learning_rate=0.1,
-        cohort=(0, 1, 2),
-        model=MODEL,
-        stream=stream(0, "test"),
-        checkpoint=lambda tree: None,
+    return tiny_sync(
+        MODEL, torch.tensor([9.0, 9.0]), layout=LAYOUT, anchors={0: torch.tensor([9.0, 9.0])}, cohort=(0, 1, 2)
     )
 
 

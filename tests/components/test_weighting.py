@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tiny import tiny_sync, tiny_update
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -16,7 +17,7 @@ from fedsweep.components.planning import FixedInterval, Pacing
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncContext, SyncPoint
-from fedsweep.submodel import FULL_MODEL, Covered, SubModel
+from fedsweep.submodel import Covered, SubModel
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import FlatLayout
 
@@ -53,32 +54,12 @@ SERVER, OLD = torch.tensor([10.0, 20.0, 30.0]), torch.tensor([8.0, 18.0, 0.0])
 
 
 def update(client: int, values: list[float], version: int) -> ClientUpdate:
-    return ClientUpdate(
-        client=client,
-        vector=torch.tensor(values),
-        layout=LAYOUT,
-        submodel=FULL_MODEL,
-        anchor_version=version,
-        num_samples=1,
-        steps=1,
-        effective_steps=1.0,
-        learning_rate=0.1,
-        samples_since_anchor=1,
-    )
+    return tiny_update(client, torch.tensor(values), layout=LAYOUT, anchor_version=version)
 
 
 def sync_point(moves_from: str | None) -> SyncContext:
-    return SyncContext(
-        round=1,
-        index=0,
-        ends_round=True,
-        vector=SERVER,
-        layout=LAYOUT,
-        anchors={5: SERVER, 3: OLD},
-        learning_rate=0.1,
-        cohort=(0, 1),
-        model=nn.Identity(),
-        moves_from=moves_from,  # type: ignore[arg-type]
+    return tiny_sync(
+        nn.Identity(), SERVER, layout=LAYOUT, anchors={5: SERVER, 3: OLD}, cohort=(0, 1), moves_from=moves_from
     )
 
 

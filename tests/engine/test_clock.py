@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+from tiny import stopped
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
@@ -15,17 +16,6 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.world.devices import DeviceProfile
-
-
-def stopped(experiment: Experiment) -> tuple[int, str | None]:
-    engine = local_engine(experiment)
-    state, reason = engine.start(), None
-    while reason is None:
-        reason = engine.finished_by(state)
-        if reason is None:
-            state, reason = engine.advance(state)
-    return state.round, reason
-
 
 # One sample costs 6 x 24 FLOPs, a model 28 x 32 bits. At a batch of 4: 4 x 144 / 1152 = 1/2 s and 1/4 s overhead a
 # step; down 1/2 + 896 / 448 = 5/2 s, up 1/4 + 896 / 896 = 5/4 s.

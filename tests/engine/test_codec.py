@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tiny import net
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
@@ -20,7 +21,6 @@ from fedsweep.engine.forecast import forecast
 from fedsweep.engine.ledger import message_sizes, payload_sizes
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import Payload
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
@@ -170,15 +170,11 @@ def test_what_is_left_out_survives_a_resume(tmp_path: Path) -> None:
     assert found is not None and torch.equal(run_rounds(again, found).vector, whole.vector)
 
 
-def build() -> nn.Module:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
-
-
 def test_of_a_part_the_part_is_encoded() -> None:
     """Units 1 and 4 of fc1's eight: 2 x 6 + 2, 2 x 8 + 8 and 4 x 8 + 4 params are 74; a tenth of them are 8."""
-    groups = build().unit_groups()  # type: ignore[operator]
+    groups = net().unit_groups()  # type: ignore[operator]
     part = unit_submodel(groups, {"fc1": [1, 4]})
-    engine = local_engine(tiny_experiment(replace(with_parts(part), codec=Largest()), build=build))
+    engine = local_engine(tiny_experiment(replace(with_parts(part), codec=Largest()), build=net))
     state = engine.start()
     size = part.layout(engine.layout).num_params
     plan, round = engine.planner.plan(state), play_round(engine, state)

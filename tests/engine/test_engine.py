@@ -8,12 +8,11 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tiny import seams_engine
 from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
-from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.aggregation import Refinement, ServerUpdate, Weighting, When, by_samples, mean_of_updates
-from fedsweep.components.planning import FixedInterval
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
@@ -21,14 +20,6 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, RoundRecord, ServerContext, State, SyncContext
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
-
-
-def engine_of(**fields: object) -> Engine:
-    """Six clients, three of them in each of three rounds; a round of four steps is cut in two where asked."""
-    cut = FixedInterval(interval=2, sync_rule="paper") if fields.pop("cut", False) else fedavg().pacing
-    experiment_fields = {key: fields.pop(key) for key in ("rounds", "seed") if key in fields}
-    method = FederatedMethod(name="test", source="", pacing=cut, **fields)  # type: ignore[arg-type]
-    return local_engine(tiny_experiment(method, local_steps=4, **experiment_fields))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +47,7 @@ class Log(Weighting):
 
 
 def test_components_are_asked_in_the_documented_order() -> None:
-    state = run_rounds(engine_of(weighting=Log(), cut=True, rounds=2))
+    state = run_rounds(seams_engine(weighting=Log(), cut=True, rounds=2))
     one_round = ["weigh {0}.0", "learn {0}.0", "weigh {0}.1", "learn {0}.1 end", "observe {0} tested=True"]
     assert state.components["weighting"]["log"] == ["init", *[e.format(r) for r in (1, 2) for e in one_round]]
 
@@ -92,25 +83,25 @@ class AddOneAlways(Refinement):
 
 
 def test_refinements_act_at_the_rounds_end_or_at_every_sync_point() -> None:
-    state = run_rounds(engine_of(refinements=(AddOne(), AddOneAlways()), cut=True, rounds=2))
+    state = run_rounds(seams_engine(refinements=(AddOne(), AddOneAlways()), cut=True, rounds=2))
     assert state.components["refinement0"] == [(1, 1), (2, 1)]
     assert state.components["refinement1"] == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
 def test_refinements_work_on_the_aggregate_one_after_the_other() -> None:
-    plain = run_rounds(engine_of(rounds=1)).vector
-    once = run_rounds(engine_of(refinements=(AddOne(),), rounds=1)).vector
-    twice = run_rounds(engine_of(refinements=(AddOne(), AddOneAlways()), rounds=1)).vector
+    plain = run_rounds(seams_engine(rounds=1)).vector
+    once = run_rounds(seams_engine(refinements=(AddOne(),), rounds=1)).vector
+    twice = run_rounds(seams_engine(refinements=(AddOne(), AddOneAlways()), rounds=1)).vector
     assert torch.equal(once, plain + 1.0)
     assert torch.equal(twice, plain + 1.0 + 1.0)
 
 
 def test_the_refined_model_is_what_clients_receive_next() -> None:
-    always = engine_of(refinements=(AddOneAlways(),), cut=True)
+    always = seams_engine(refinements=(AddOneAlways(),), cut=True)
     state = always.start()
     round = play_round(always, state)
     assert {u.anchor_version for u in round.updates} == {1}
-    first = run_rounds(engine_of(refinements=(AddOneAlways(),), rounds=1))
+    first = run_rounds(seams_engine(refinements=(AddOneAlways(),), rounds=1))
     assert float((round.anchors[1] - state.vector).mean()) > 0.5
     assert round.anchors[1].shape == first.vector.shape
 
@@ -133,7 +124,7 @@ class Patient(Refinement):
 
 def test_a_refinement_finds_what_the_interrupted_try_of_this_very_call_kept() -> None:
     kept: list[RunState] = []
-    first = engine_of(refinements=(Patient(),), cut=True, rounds=1)
+    first = seams_engine(refinements=(Patient(),), cut=True, rounds=1)
     engine = Engine(first.experiment, first.fleet, on_partial=kept.append)
     done = run_rounds(engine)
     assert done.components["refinement0"] == [None, None] and done.partial == {}
@@ -160,7 +151,7 @@ class Blind(Weighting):
 
 
 def test_components_that_need_no_updates_see_no_models() -> None:
-    state = run_rounds(engine_of(weighting=Blind(), cut=True, rounds=2))
+    state = run_rounds(seams_engine(weighting=Blind(), cut=True, rounds=2))
     assert state.components["weighting"] == {"learned": 4}
 
 
@@ -212,11 +203,11 @@ def test_weights_that_break_the_promise_are_refused(weights: tuple[float, ...], 
     with pytest.raises(
         InvariantError, match=r"Given must give 3 non-negative weights that sum to 1, but gave .* round 1"
     ):
-        run_rounds(engine_of(weighting=Given(weights=weights), cut=cut, rounds=1))
+        run_rounds(seams_engine(weighting=Given(weights=weights), cut=cut, rounds=1))
 
 
 def test_weights_need_not_be_positive() -> None:
-    engine = engine_of(weighting=Given(weights=(0.0, 1.0, 0.0)), rounds=1)
+    engine = seams_engine(weighting=Given(weights=(0.0, 1.0, 0.0)), rounds=1)
     round = play_round(engine)
     assert round.updates[1].vector is not None
     assert torch.equal(round.vector, round.updates[1].vector)
@@ -236,7 +227,7 @@ def test_a_server_model_that_is_not_finite_ends_the_run() -> None:
     with pytest.raises(
         InvariantError, match=r"Blown.apply \(test_engine.py, line \d+\) returned a model .* not finite .* in round 1"
     ):
-        run_rounds(engine_of(server_update=Blown()))
+        run_rounds(seams_engine(server_update=Blown()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,4 +248,4 @@ def test_what_a_component_does_to_the_model_that_it_is_shown_reaches_no_client()
     method = FederatedMethod(name="test", source="", refinements=(Meddler(),))
     work = tiny_experiment(method, local_steps=4)
     check_experiment(work)  # as before a run, which then makes its fleet
-    assert torch.equal(run_rounds(local_engine(work)).vector, run_rounds(engine_of()).vector)
+    assert torch.equal(run_rounds(local_engine(work)).vector, run_rounds(seams_engine()).vector)

@@ -9,58 +9,21 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tiny import KEPT, METHODS, assert_same, stopped
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.planning import Pacing
-from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment, StopLimits
-from fedsweep.method import FederatedMethod, merge
-from fedsweep.records import LocalJob, RoundContext, RoundRecord, State, SyncPoint
+from fedsweep.experiment.experiment import StopLimits
+from fedsweep.method import FederatedMethod
+from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
 from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.world.availability import Availability
 from fedsweep.world.drift import Drift
 
-
-def timeless(records: Sequence[RoundRecord]) -> list[RoundRecord]:
-    return [replace(r, timestamp_ms=0, wall_time_s=0, eval_time_s=0, server_time_s=0) for r in records]
-
-
-def assert_same(found: RunState, expected: RunState) -> None:
-    assert torch.equal(found.vector, expected.vector)
-    assert found.version == expected.version
-    assert timeless(found.records) == timeless(expected.records)
-    assert found.held == expected.held
-
-
-METHODS = {
-    "fedavg": fedavg(),
-    "dynamicsgd": dynamicsgd(),
-    "two speeds": dynamicfl(high_interval=2, low_interval=3, group="random", sync_rule="paper"),
-    "only high": dynamicfl(high_interval=2, low_interval=5, group="random", high_only=True, idle_clients="authors"),
-    "proximal": merge(fedprox(mu=0.5), dynamicsgd()),
-}
-
-
-KEPT = {keep: OptimizerSettings(momentum=0.9, nesterov=True, keep=keep) for keep in ("reset", "persist", "average")}
-
-
 ROUND_BYTES = 4 * 2 * 3 * 28
-
-
-def stopped(experiment: Experiment) -> tuple[int, str | None]:
-    engine = local_engine(experiment)
-    state, reason = engine.start(), None
-    while reason is None:
-        reason = engine.finished_by(state)
-        if reason is None:
-            state, reason = engine.advance(state)
-    return state.round, reason
 
 
 @pytest.mark.parametrize(("spare", "rounds"), [(0, 2), (-1, 1), (ROUND_BYTES - 1, 2), (-ROUND_BYTES - 1, 0)])

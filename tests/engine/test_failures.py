@@ -8,22 +8,19 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tiny import KEPT, METHODS, assert_same
 from torch import Tensor
 
-from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
-from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.planning import FixedInterval, Pacing
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet, LocalFleet, combine, make_worker
-from fedsweep.method import FederatedMethod, merge
-from fedsweep.records import Payload, RoundRecord
+from fedsweep.method import FederatedMethod
+from fedsweep.records import Payload
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 
@@ -55,29 +52,6 @@ class Workers(Fleet):
 
     def repair(self) -> None:
         self.repairs += 1
-
-
-def timeless(records: Sequence[RoundRecord]) -> list[RoundRecord]:
-    return [replace(r, timestamp_ms=0, wall_time_s=0, eval_time_s=0, server_time_s=0) for r in records]
-
-
-def assert_same(found: RunState, expected: RunState) -> None:
-    assert torch.equal(found.vector, expected.vector)
-    assert found.version == expected.version
-    assert timeless(found.records) == timeless(expected.records)
-    assert found.held == expected.held
-
-
-METHODS = {
-    "fedavg": fedavg(),
-    "dynamicsgd": dynamicsgd(),
-    "two speeds": dynamicfl(high_interval=2, low_interval=3, group="random", sync_rule="paper"),
-    "only high": dynamicfl(high_interval=2, low_interval=5, group="random", high_only=True, idle_clients="authors"),
-    "proximal": merge(fedprox(mu=0.5), dynamicsgd()),
-}
-
-
-KEPT = {keep: OptimizerSettings(momentum=0.9, nesterov=True, keep=keep) for keep in ("reset", "persist", "average")}
 
 
 @pytest.mark.parametrize("keep", KEPT)

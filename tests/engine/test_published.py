@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from tiny import net
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -18,7 +19,6 @@ from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
@@ -150,10 +150,6 @@ class Echo(LocalTerm):
 
     def finish(self, memory: dict[str, object], work: Any) -> tuple[dict[str, object], Payload]:
         return memory, dict(work.broadcast)
-
-
-def net() -> Mlp:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
 def build() -> nn.Module:

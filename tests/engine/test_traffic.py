@@ -9,29 +9,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from tiny import seams_engine
 from torch import Tensor
 
-from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.aggregation import Refinement, Weighting, by_samples
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.components.planning import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.engine.engine import Engine
 from fedsweep.engine.ledger import Ledger, Size, whole_values
 from fedsweep.errors import InvariantError
-from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import play_round, run_rounds
 from fedsweep.trees import ParamTree
-
-
-def engine_of(**fields: object) -> Engine:
-    """Six clients, three of them in each of three rounds; a round of four steps is cut in two where asked."""
-    cut = FixedInterval(interval=2, sync_rule="paper") if fields.pop("cut", False) else fedavg().pacing
-    experiment_fields = {key: fields.pop(key) for key in ("rounds", "seed") if key in fields}
-    method = FederatedMethod(name="test", source="", pacing=cut, **fields)  # type: ignore[arg-type]
-    return local_engine(tiny_experiment(method, local_steps=4, **experiment_fields))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +88,7 @@ class Listener(LocalTerm):
 
 
 def test_probes_and_published_content_arrive_and_are_metered_by_client_and_kind() -> None:
-    engine = engine_of(weighting=Curious())
+    engine = seams_engine(weighting=Curious())
     round = play_round(engine)
     client = round.attendees[0]
     assert {key: n for key, n in round.ledger.values.items() if key[0] == client} == {
@@ -118,7 +107,7 @@ def test_probes_and_published_content_arrive_and_are_metered_by_client_and_kind(
 
 
 def test_probes_measure_the_anchor_at_the_start_and_the_result_at_the_end() -> None:
-    state = run_rounds(engine_of(weighting=Curious(), rounds=2))
+    state = run_rounds(seams_engine(weighting=Curious(), rounds=2))
     seen = state.components["weighting"]["seen"]
     assert all(told == pytest.approx(true, rel=1e-5) for told, true in seen[1].values())
     assert set(seen[2].values()) == {None}
@@ -126,15 +115,15 @@ def test_probes_measure_the_anchor_at_the_start_and_the_result_at_the_end() -> N
 
 @pytest.mark.parametrize("number", [0.0, 1.0])
 def test_what_is_published_reaches_the_terms(number: float) -> None:
-    told = play_round(engine_of(weighting=Curious(number=number), terms=(Listener(),)))
-    plain = play_round(engine_of())
+    told = play_round(seams_engine(weighting=Curious(number=number), terms=(Listener(),)))
+    plain = play_round(seams_engine())
     for a, b in zip(told.updates, plain.updates, strict=True):
         assert a.vector is not None and b.vector is not None
         assert torch.equal(a.vector, b.vector) == (number == 0)
 
 
 def test_published_content_travels_once_with_however_many_versions_of_the_model() -> None:
-    round = play_round(engine_of(weighting=Curious(), cut=True))
+    round = play_round(seams_engine(weighting=Curious(), cut=True))
     client = round.attendees[0]
     assert round.ledger.values[client, "down", "hint"] == 5
     assert round.ledger.values[client, "down", "params"] == round.ledger.values[client, "up", "params"] == 2 * 28
@@ -161,7 +150,7 @@ def test_measuring_changes_no_bit_of_the_training() -> None:
 
     for cut in (False, True):
         assert torch.equal(
-            run_rounds(engine_of(weighting=Asks(), cut=cut)).vector, run_rounds(engine_of(cut=cut)).vector
+            run_rounds(seams_engine(weighting=Asks(), cut=cut)).vector, run_rounds(seams_engine(cut=cut)).vector
         )
 
 
@@ -182,9 +171,9 @@ class Says(Refinement):
 
 
 def test_two_components_must_not_publish_under_one_name() -> None:
-    run_rounds(engine_of(refinements=(Says(), Says(hint="other")), rounds=1))
+    run_rounds(seams_engine(refinements=(Says(), Says(hint="other")), rounds=1))
     with pytest.raises(InvariantError, match="hint"):
-        run_rounds(engine_of(refinements=(Says(), Says(number=1.0)), rounds=1))
+        run_rounds(seams_engine(refinements=(Says(), Says(number=1.0)), rounds=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +195,7 @@ class Introduced(Weighting):
 
 
 def test_the_setup_exchange_asks_every_client_once_and_is_metered_apart() -> None:
-    engine = engine_of(weighting=Introduced(), rounds=2)
+    engine = seams_engine(weighting=Introduced(), rounds=2)
     state = engine.start()
     data = engine.experiment.world
     greatest = {k: float(data.data.images[part].max()) for k, part in enumerate(data.indices)}
@@ -220,9 +209,9 @@ def test_the_setup_exchange_asks_every_client_once_and_is_metered_apart() -> Non
 
 
 def test_registration_is_sample_counts_and_label_counts_where_they_are_read() -> None:
-    assert engine_of().registration_bytes == 6 * 4
-    assert engine_of(weighting=Introduced()).registration_bytes == 6 * 4 * (1 + 4)
-    assert engine_of().start().total_bytes == 0
+    assert seams_engine().registration_bytes == 6 * 4
+    assert seams_engine(weighting=Introduced()).registration_bytes == 6 * 4 * (1 + 4)
+    assert seams_engine().start().total_bytes == 0
 
 
 def test_the_ledger_adds_by_client_direction_and_kind() -> None:

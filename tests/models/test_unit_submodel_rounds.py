@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny import part_of, run_units, units_experiment
 from torch import nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -16,47 +16,26 @@ from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.planning import FixedInterval
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network
-from fedsweep.models.networks.chains import LeNet5, Mlp
+from fedsweep.models.networks.chains import LeNet5
 from fedsweep.models.slicing import attach_unit_scales, ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.streams import stream
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.testing import (
     build_model,
     local_engine,
     play_round,
     run_rounds,
     tiny_device,
-    tiny_experiment,
     tiny_pictures,
-    with_devices,
     with_parts,
 )
-from fedsweep.world.devices import DeviceProfile
 
 torch.set_num_threads(1)
 
 PARAMS = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 4 + 4
-
-
-def net() -> nn.Module:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
-
-
-def experiment(method: FederatedMethod, *, devices: Sequence[DeviceProfile] = (), **more: Any) -> Experiment:
-    made = tiny_experiment(method, **({"build": net, "local_epochs": 2} | more))
-    return with_devices(made, devices) if devices else made
-
-
-def run(method: FederatedMethod, **more: Any) -> RunState:
-    return run_rounds(local_engine(experiment(method, **more)))
-
-
-def part_of(kept: Mapping[str, Any], scales: Mapping[str, Any] | None = None) -> SubModel:
-    return unit_submodel(Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8).unit_groups(), kept, scales=scales)
 
 
 # -- sub-models in training --------------------------------------------------------------------------------------
@@ -67,7 +46,7 @@ def test_client_learns_what_the_masked_full_model_learns() -> None:
     kept = {"fc1": (0, 2, 3, 7), "fc2": (1, 4, 5)}
     scales = {"fc1": (1.0, 1.5, 2.0, 1.25), "fc2": (3.0, 1.0, 1.1)}
     engine = local_engine(
-        experiment(with_parts(part_of(kept, scales)), double=True, local_epochs=1, sizes=[12] * 6, rounds=1)
+        units_experiment(with_parts(part_of(kept, scales)), double=True, local_epochs=1, sizes=[12] * 6, rounds=1)
     )
     start = engine.start()
     found = play_round(engine, start).updates[0]
@@ -100,7 +79,7 @@ def test_what_nobody_holds_does_not_move_under_momentum_and_weight_decay(keep: s
     """R6, R9: two rounds, everybody without unit 0 of both layers; the full model trains in between for client 0."""
     part = part_of({"fc1": range(1, 8), "fc2": range(1, 8)})
     optimizer = OptimizerSettings(momentum=0.9, weight_decay=0.1, keep=keep)
-    engine = local_engine(experiment(with_parts(part), optimizer=optimizer, rounds=3))
+    engine = local_engine(units_experiment(with_parts(part), optimizer=optimizer, rounds=3))
     start = engine.start()
     end = run_rounds(engine)
     covered = part.embed(part.extract(start.vector, engine.layout), engine.layout).cover
@@ -114,7 +93,7 @@ def test_kept_momentum_follows_the_units_through_changing_parts() -> None:
     """A client that trained unit 0 in round 1 has its momentum unchanged after rounds without it."""
     methods = [with_parts(FULL_MODEL), with_parts(part_of({"fc1": range(1, 8)}))]
     optimizer = OptimizerSettings(momentum=0.9, keep="persist")
-    full, cut = (local_engine(experiment(m, optimizer=optimizer, cohort_size=6, rounds=2)) for m in methods)
+    full, cut = (local_engine(units_experiment(m, optimizer=optimizer, cohort_size=6, rounds=2)) for m in methods)
     first = run_rounds(full, rounds=1)
     second = run_rounds(cut, first, rounds=1)
     before = engine_buffers(first)
@@ -130,7 +109,7 @@ def engine_buffers(state: RunState) -> np.ndarray:
 
 def test_evaluation_knows_neither_factors_nor_masks() -> None:
     """R10: accuracy and loss are those of a fresh full model with the final vector."""
-    engine = local_engine(experiment(fedad(base_rate=0.5, refresh=(1,)), rounds=3))
+    engine = local_engine(units_experiment(fedad(base_rate=0.5, refresh=(1,)), rounds=3))
     state = run_rounds(engine)
     fresh = engine.experiment.build_model().eval()
     for name, value in fresh.named_parameters():
@@ -145,7 +124,7 @@ def test_evaluation_knows_neither_factors_nor_masks() -> None:
 def test_parts_without_a_common_unit_are_joined() -> None:
     """R5: crossing weights are held by nobody and stay; every other hidden weight is its only holder's."""
     halves = [part_of({"fc1": range(s, s + 4), "fc2": range(s, s + 4)}) for s in (0, 4)]
-    engine = local_engine(experiment(with_parts(*halves), cohort_size=2, num_clients=2, rounds=1))
+    engine = local_engine(units_experiment(with_parts(*halves), cohort_size=2, num_clients=2, rounds=1))
     start = engine.start()
     round = play_round(engine, start)
     found, before = engine.layout.views(round.vector), engine.layout.views(start.vector)
@@ -176,7 +155,7 @@ def test_half_width_lenet_has_its_share_of_flops_and_bytes_and_all_the_steps() -
     for name, profile in parts.items():
         clocks: list[float] = []
         for method in (with_parts(half), fedavg(), fedad(base_rate=0.0)):
-            made = experiment(
+            made = units_experiment(
                 method,
                 devices=(profile,),
                 build=lenet,
@@ -194,7 +173,7 @@ def test_half_width_lenet_has_its_share_of_flops_and_bytes_and_all_the_steps() -
 def test_records_count_the_parts_that_were_trained() -> None:
     """R8: one part of 3 and 5 units and a full model; 2 mask bytes for the part that is no prefix, 4 per factor."""
     part = part_of({"fc1": (0, 1, 7), "fc2": range(5)}, {"fc1": (2.0, 2.0, 2.0), "fc2": (1.0, 2.0, 3.0, 4.0, 5.0)})
-    record = run(with_parts(part, FULL_MODEL), num_clients=2, cohort_size=2, rounds=1, sizes=(8, 8)).records[0]
+    record = run_units(with_parts(part, FULL_MODEL), num_clients=2, cohort_size=2, rounds=1, sizes=(8, 8)).records[0]
     own = 6 * 3 + 3 + 3 * 5 + 5 + 5 * 4 + 4
     assert (record.values_up, record.values_down) == (own + PARAMS, own + PARAMS)
     assert record.bytes_down == 4 * (own + PARAMS) + 1 + 4 + 4 * 5
@@ -214,7 +193,7 @@ def test_masks_travel_once_a_round_however_often_the_part_is_sent() -> None:
     assert (scattered.index_bytes(), prefix.index_bytes()) == (1 + 8, 0)
     clocks = []
     for part in (scattered, prefix):
-        made = experiment(
+        made = units_experiment(
             in_short_intervals(with_parts(part), 1),
             devices=(tiny_device(float("inf"), bits_per_s=8.0),),
             local_steps=4,
@@ -238,11 +217,11 @@ def test_each_sync_point_of_a_round_is_a_coverage_mean_of_the_same_parts() -> No
     """Full batches of plain SGD: a round of three steps, synchronised after each, is three rounds of one step."""
     parts = with_parts(part_of({"fc1": (0, 2, 3), "fc2": (1, 7)}, {"fc2": (2.0, 1.5)}), part_of({"fc1": (2, 5)}))
     options: dict[str, Any] = {"double": True, "batch_size": 16, "cohort_size": 6}
-    paced = run(in_short_intervals(parts, 1), local_steps=3, rounds=1, **options)
-    single = run(parts, local_steps=1, rounds=3, **options)
+    paced = run_units(in_short_intervals(parts, 1), local_steps=3, rounds=1, **options)
+    single = run_units(parts, local_steps=1, rounds=3, **options)
     assert paced.records[0].sync_points == 3
     torch.testing.assert_close(paced.vector, single.vector, rtol=1e-12, atol=1e-13)
-    once = run(parts, local_steps=3, rounds=1, **options)
+    once = run_units(parts, local_steps=3, rounds=1, **options)
     assert not torch.allclose(once.vector, paced.vector, rtol=1e-6)
 
 
@@ -254,7 +233,7 @@ def test_costs_from_layers_are_those_of_a_forward_pass_of_the_part(name: str) ->
         return build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m"))
 
     costs = local_engine(
-        experiment(fedavg(), build=build, images=images, labels=labels, num_clients=2, cohort_size=2)
+        units_experiment(fedavg(), build=build, images=images, labels=labels, num_clients=2, cohort_size=2)
     ).costs
     model = build()
     generator = stream(0, "kept").numpy()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,64 +7,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import tiny_server, tiny_sync
+from tiny_synthesis import TinyNetwork, distillation, small
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dynafed
+from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation
 from fedsweep.errors import ConfigError, RunError
-from fedsweep.method import FederatedMethod
 from fedsweep.records import ServerContext, State, SyncContext
 from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.streams import Stream
 from fedsweep.testing import component_conforms, linear_model, tiny_data
 from fedsweep.trees import layout_of, model_vector
 
-# Three rounds of trajectory (four snapshots), then fine-tuning from round 4 on.
-SMALL: Mapping[str, Any] = {
-    "snapshots": 4,
-    "horizon_rounds": 2,
-    "inner_steps": 3,
-    "iterations": 12,
-    "images_per_class": 2,
-    "finetune_epochs": 3,
-    "finetune_learning_rate": 0.05,
-    "checkpoint_seconds": 0.0,
-}
-
-
-class TinyNetwork(nn.Module):
-    """A linear classifier that tells the shape of its inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.input_shape = (1, 1, 6)
-        self.classifier = nn.Linear(6, 4)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(inputs.flatten(1))
-        return logits
-
-
-def distillation(method: FederatedMethod) -> TrajectoryDistillation:
-    refinement = method.refinements[0]
-    assert isinstance(refinement, TrajectoryDistillation)
-    return refinement
-
-
-def small(**more: Any) -> FederatedMethod:
-    return dynafed(**{**SMALL, **more})
-
 
 def context(*, vector: Tensor, round: int = 1, stream: Stream | None = None, **more: Any) -> SyncContext:
-    return SyncContext(
+    return tiny_sync(
+        TinyNetwork(),
+        vector,
         round=round,
-        index=0,
-        ends_round=True,
-        vector=vector,
-        layout=layout_of(TinyNetwork()),
-        anchors={},
-        learning_rate=0.1,
-        cohort=(0,),
-        model=TinyNetwork(),
         stream=stream or Stream(("test", round)),
         checkpoint=more.pop("checkpoint", lambda tree: None),
         **more,
@@ -74,15 +33,8 @@ def context(*, vector: Tensor, round: int = 1, stream: Stream | None = None, **m
 
 def server_context(model: nn.Module, vector: Tensor | None = None) -> ServerContext:
     layout = layout_of(model)
-    return ServerContext(
-        num_clients=1,
-        num_classes=4,
-        num_rounds=10,
-        profiles=(),
-        model=model,
-        layout=layout,
-        vector=model_vector(model, layout) if vector is None else vector,
-        stream=Stream(("test", 0)),
+    return tiny_server(
+        model, model_vector(model, layout) if vector is None else vector, layout=layout, stream=Stream(("test", 0))
     )
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import tiny_server, tiny_sync
+from tiny_synthesis import TinyNetwork
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dynafed
 from fedsweep.errors import ConfigError
-from fedsweep.records import ServerContext, State, SyncContext
+from fedsweep.records import ServerContext, State
 from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.streams import Stream
 from fedsweep.testing import tiny_data
@@ -29,19 +31,6 @@ SMALL: Mapping[str, Any] = {
 }
 
 
-class TinyNetwork(nn.Module):
-    """A linear classifier that tells the shape of its inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.input_shape = (1, 1, 6)
-        self.classifier = nn.Linear(6, 4)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(inputs.flatten(1))
-        return logits
-
-
 def component(**more: Any) -> TrajectoryDistillation:
     refinement = dynafed(**{**SMALL, **more}).refinements[0]
     assert isinstance(refinement, TrajectoryDistillation)
@@ -55,17 +44,7 @@ def real_data() -> tuple[Tensor, Tensor]:
 
 def world(**held: Any) -> ServerContext:
     model = TinyNetwork()
-    return ServerContext(
-        num_clients=1,
-        num_classes=4,
-        num_rounds=10,
-        profiles=(),
-        model=model,
-        layout=layout_of(model),
-        vector=torch.zeros(28),
-        stream=Stream(("test", 0)),
-        **held,
-    )
+    return tiny_server(model, torch.zeros(28), stream=Stream(("test", 0)), **held)
 
 
 def trajectory() -> list[Tensor]:
@@ -89,19 +68,8 @@ def trajectory() -> list[Tensor]:
 def learned(distillation: TrajectoryDistillation, context: ServerContext, **more: Any) -> State:
     state = distillation.init(context)
     for round, vector in enumerate(trajectory()[1:], start=1):
-        sync = SyncContext(
-            round=round,
-            index=0,
-            ends_round=True,
-            vector=vector,
-            layout=context.layout,
-            anchors={},
-            learning_rate=0.1,
-            cohort=(0,),
-            model=TinyNetwork(),
-            stream=Stream(("test", round)),
-            checkpoint=lambda tree: None,
-            **more,
+        sync = tiny_sync(
+            TinyNetwork(), vector, round=round, layout=context.layout, stream=Stream(("test", round)), **more
         )
         _, state = distillation.refine(state, vector, [], sync)
     return state

@@ -1,27 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from tiny_synthesis import distillation
 
-from fedsweep.algorithms.dynafed.distillation import PROFILES, TrajectoryDistillation, dynafed
+from fedsweep.algorithms.dynafed.distillation import PROFILES, dynafed
 from fedsweep.catalog import bind_spec, build_method
 from fedsweep.components.aggregation import BySamples, Uniform
 from fedsweep.config import load_config
 from fedsweep.config.presets import list_presets
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
 from fedsweep.reproduce.definition.table_file import has_table
 
 _FOUND = [preset for preset in list_presets() if preset.name.startswith("dynafed/")]
 PRESETS = [preset.name for preset in _FOUND if not has_table(preset.path)]
-
-
-def distillation(method: FederatedMethod) -> TrajectoryDistillation:
-    refinement = method.refinements[0]
-    assert isinstance(refinement, TrajectoryDistillation)
-    return refinement
 
 
 def test_profiles_are_the_columns_of_the_specification() -> None:
@@ -58,30 +50,6 @@ def test_configuration_knows_its_parameters() -> None:
     assert spec["snapshots"] is None
     for name in ("horizon_rounds", "inner_steps", "iterations", "images_per_class", "augment", "finetune_epochs"):
         assert name in spec
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"profile": "papers"}, "profile"),
-        ({"weights": "sizes"}, "weights"),
-        ({"snapshots": 5}, r"snapshots must exceed method\.horizon_rounds"),
-        ({"horizon_rounds": 0}, r"horizon_rounds must be an integer >= 1 or null, but got 0"),
-        ({"inner_steps": 0}, r"inner_steps must be an integer >= 1"),
-        ({"iterations": 0}, r"iterations must be an integer >= 1"),
-        ({"images_per_class": 0}, r"images_per_class must be an integer >= 1"),
-        ({"finetune_epochs": -1}, r"finetune_epochs must be an integer >= 0"),
-        ({"finetune_learning_rate": -1.0}, r"finetune_learning_rate must be a number >= 0"),
-        ({"finetune_batch": 0}, r"finetune_batch must be an integer >= 1"),
-        ({"synthesis_batch": 0}, r"synthesis_batch must be an integer >= 1 or null"),
-        ({"inner_rate": 0.0}, r"inner_rate must be a number > 0"),
-        ({"memory_limit_mb": float("inf")}, r"memory_limit_mb must be"),
-        ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds must be"),
-    ],
-)
-def test_wrong_parameters_are_named(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        dynafed(**wrong)
 
 
 def test_there_is_a_preset_per_profile_and_data_set() -> None:

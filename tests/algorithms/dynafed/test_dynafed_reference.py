@@ -11,12 +11,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import tiny_sync
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynafed.distillation import dynafed
 from fedsweep.algorithms.dynafed.synthesis import Synthesis, Synthesizer
 from fedsweep.algorithms.dynafed.trajectory import draw_segment
-from fedsweep.records import State, SyncContext
+from fedsweep.records import State
 from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout, layout_of
 
@@ -114,18 +115,7 @@ def learned(iterations: int) -> State:
     layout: FlatLayout = layout_of(model)
     assert dict(zip(layout.names, layout.shapes, strict=True)) == SHAPES
     walk = trajectory()
-    sync = SyncContext(
-        round=SNAPSHOTS,
-        index=0,
-        ends_round=True,
-        vector=walk[-1],
-        layout=layout,
-        anchors={},
-        learning_rate=0.1,
-        cohort=(),
-        model=model,
-        stream=STREAM,
-    )
+    sync = tiny_sync(model, walk[-1], round=SNAPSHOTS, layout=layout, cohort=(), stream=STREAM)
     return Synthesizer(
         settings(iterations),
         sync,

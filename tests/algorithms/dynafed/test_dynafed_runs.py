@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from tiny import tiny_sync
+from tiny_synthesis import TinyNetwork, distillation, small
 
-from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dynafed
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
@@ -19,36 +19,11 @@ from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.records import State, SyncContext
+from fedsweep.records import State
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
-
-# Three rounds of trajectory (four snapshots), then fine-tuning from round 4 on.
-SMALL: Mapping[str, Any] = {
-    "snapshots": 4,
-    "horizon_rounds": 2,
-    "inner_steps": 3,
-    "iterations": 12,
-    "images_per_class": 2,
-    "finetune_epochs": 3,
-    "finetune_learning_rate": 0.05,
-    "checkpoint_seconds": 0.0,
-}
-
-
-class TinyNetwork(nn.Module):
-    """A linear classifier that tells the shape of its inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.input_shape = (1, 1, 6)
-        self.classifier = nn.Linear(6, 4)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(inputs.flatten(1))
-        return logits
 
 
 def experiment(method: FederatedMethod, *, rounds: int = 6, **more: Any) -> Experiment:
@@ -57,16 +32,6 @@ def experiment(method: FederatedMethod, *, rounds: int = 6, **more: Any) -> Expe
 
 def after(method: FederatedMethod, *, rounds: int = 6, **more: Any) -> RunState:
     return run_rounds(local_engine(experiment(method, rounds=rounds, **more)))
-
-
-def distillation(method: FederatedMethod) -> TrajectoryDistillation:
-    refinement = method.refinements[0]
-    assert isinstance(refinement, TrajectoryDistillation)
-    return refinement
-
-
-def small(**more: Any) -> FederatedMethod:
-    return dynafed(**{**SMALL, **more})
 
 
 # -- its place in a run ----------------------------------------------------------------------------------------------
@@ -129,18 +94,8 @@ def test_the_round_of_the_synthesis_is_not_fine_tuned_and_the_next_one_is() -> N
     engine = local_engine(experiment(by_size))
     fourth = run_rounds(engine, third, rounds=1)
     plain = run_rounds(local_engine(experiment(fedavg())), replace(third, components=plain_states()), rounds=1)
-    sync = SyncContext(
-        round=4,
-        index=0,
-        ends_round=True,
-        vector=third.vector,
-        layout=engine.layout,
-        anchors={},
-        learning_rate=0.1,
-        cohort=(0,),
-        model=TinyNetwork(),
-        stream=Stream((0, "refinement0", 4, -1, 0)),
-        checkpoint=lambda tree: None,
+    sync = tiny_sync(
+        TinyNetwork(), third.vector, round=4, layout=engine.layout, stream=Stream((0, "refinement0", 4, -1, 0))
     )
     refined, _ = distillation(by_size).refine(third.components["refinement0"], plain.vector, [], sync)
     assert torch.equal(fourth.vector, refined)

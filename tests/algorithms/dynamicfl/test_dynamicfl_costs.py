@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from tiny_groups import two_speed
 
-from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
+from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.algorithms.dynamicfl.dynacomm import DynaComm
-from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, TwoSpeed, dynamicfl, dynamicsgd
+from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.planning import due_steps
 from fedsweep.engine.engine import Engine
-from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep.method import FederatedMethod
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget
 
 MOMENTUM = OptimizerSettings(momentum=0.9, nesterov=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen(GroupChooser):
-    """A group that the test names, by row of the cohort."""
-
-    rows: tuple[int, ...]
-
-    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
-        return self.rows
-
-
-def two_speed(*rows: int, high: int = 1, low: int = 10_000, **more: object) -> FederatedMethod:
-    pacing = TwoSpeed(high=high, low=low, group=Chosen(rows=rows), **more)  # type: ignore[arg-type]
-    return FederatedMethod(name="dynamicfl", source="", pacing=pacing, settings=MethodSettings(equal_steps=True))
 
 
 NU_250 = {"a": 249, "b": 63, "c": 16, "d": 8, "e": 4, "f": 2, "g": 1}

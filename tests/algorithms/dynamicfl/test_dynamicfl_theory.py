@@ -8,42 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from tiny_groups import every, two_speed
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
-from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
-from fedsweep.components.planning import FixedInterval
-from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep.method import FederatedMethod
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 MOMENTUM = OptimizerSettings(momentum=0.9, nesterov=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen(GroupChooser):
-    """A group that the test names, by row of the cohort."""
-
-    rows: tuple[int, ...]
-
-    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
-        return self.rows
-
-
-def two_speed(*rows: int, high: int = 1, low: int = 10_000, **more: object) -> FederatedMethod:
-    pacing = TwoSpeed(high=high, low=low, group=Chosen(rows=rows), **more)  # type: ignore[arg-type]
-    return FederatedMethod(name="dynamicfl", source="", pacing=pacing, settings=MethodSettings(equal_steps=True))
-
-
-def every(interval: int, sync_rule: str = "paper") -> FederatedMethod:
-    return FederatedMethod(
-        name="dynamicsgd",
-        source="",
-        pacing=FixedInterval(interval=interval, sync_rule=sync_rule),
-        settings=MethodSettings(equal_steps=True),
-    )
 
 
 class Point(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import resumed
 from torch import nn
 
 from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
@@ -20,7 +21,6 @@ from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.streams import stream
 from fedsweep.testing import linear_model, local_engine, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget
@@ -129,16 +129,9 @@ def test_budgets_are_kept(budget: FixedBudget | DynamicBudget, group_size: int |
 
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     experiment = one_class_each(by_similarity(), optimizer=OptimizerSettings(momentum=0.9, keep="persist"))
-    whole = run_rounds(local_engine(experiment))
-    engine = local_engine(experiment)
-    CheckpointStore(tmp_path, keep=1, config_hash="").save(run_rounds(engine, rounds=3), fetch=engine.fleet.fetch)
-    again = local_engine(experiment)
-    again.start()
-    found = CheckpointStore(tmp_path, keep=1, config_hash="").newest(keep_handle=again.fleet.keep).state
-    assert found is not None and found.round == 3
-    resumed = run_rounds(again, found)
-    assert torch.equal(resumed.vector, whole.vector)
-    assert [r.high_frequency for r in resumed.records] == [r.high_frequency for r in whole.records]
+    whole, other = run_rounds(local_engine(experiment)), resumed(experiment, tmp_path, rounds=3)
+    assert torch.equal(other.vector, whole.vector)
+    assert [r.high_frequency for r in other.records] == [r.high_frequency for r in whole.records]
 
 
 def test_a_forecast_takes_as_many_as_the_budgets_admit() -> None:

@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
+from tiny_groups import every, two_speed
 from torch import Tensor
 
-from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
-from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl, dynamicsgd, interval_of
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd, interval_of
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.planning import FixedInterval, OncePerRound
 from fedsweep.engine.round import Round
 from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep.method import FederatedMethod
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 from fedsweep.world.budgets import DynamicBudget
 
 MOMENTUM = OptimizerSettings(momentum=0.9, nesterov=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen(GroupChooser):
-    """A group that the test names, by row of the cohort."""
-
-    rows: tuple[int, ...]
-
-    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
-        return self.rows
-
-
-def two_speed(*rows: int, high: int = 1, low: int = 10_000, **more: object) -> FederatedMethod:
-    pacing = TwoSpeed(high=high, low=low, group=Chosen(rows=rows), **more)  # type: ignore[arg-type]
-    return FederatedMethod(name="dynamicfl", source="", pacing=pacing, settings=MethodSettings(equal_steps=True))
-
-
-def every(interval: int, sync_rule: str = "paper") -> FederatedMethod:
-    return FederatedMethod(
-        name="dynamicsgd",
-        source="",
-        pacing=FixedInterval(interval=interval, sync_rule=sync_rule),
-        settings=MethodSettings(equal_steps=True),
-    )
 
 
 def bits(method: FederatedMethod, **more: object) -> Tensor:
@@ -228,23 +202,6 @@ def test_records_name_the_group_and_its_divergence() -> None:
 def test_levels_are_the_papers_and_numbers_are_taken_as_they_are() -> None:
     assert [interval_of(level, key="k") for level in "abcdefg"] == [1, 4, 16, 32, 64, 128, 256]
     assert interval_of(7, key="k") == 7
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"high_interval": "h"}, r"method\.high_interval: unknown level 'h'"),
-        ({"low_interval": 0}, r"method\.low_interval must be a level a-g or at least 1 local step, but got 0"),
-        ({"high_interval": True}, r"method\.high_interval must be"),
-        ({"high_interval": "e", "low_interval": "c"}, r"high_interval=64, low_interval=16; swap them"),
-        ({"sync_rule": "both"}, "sync_rule must be one of authors, paper, but got 'both'"),
-        ({"group_size": 0}, r"method\.group_size must be an integer >= 1 or null, but got 0"),
-        ({"idle_clients": "include"}, "idle_clients must be one of exclude, authors, but got 'include'"),
-    ],
-)
-def test_wrong_parameters_are_refused_with_rule_value_and_way_out(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        dynamicfl(group="random", **options)
 
 
 def test_the_interval_of_dynamicsgd_is_one_step_under_either_rule() -> None:

@@ -2,70 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from tiny import comparable, net, part_of, run_units, tiny_sync, tiny_update, units_experiment
+from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.chains import Mlp
-from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, SyncContext
-from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
-from fedsweep.streams import stream
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.testing import (
     local_engine,
     run_rounds,
     tiny_device,
     tiny_experiment,
-    with_devices,
     with_parts,
 )
 from fedsweep.trees import layout_of
-from fedsweep.world.devices import DeviceProfile
 
 torch.set_num_threads(1)
 
 UNITS = 8 + 8
 PARAMS = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 4 + 4
-
-
-def net() -> nn.Module:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
-
-
-def experiment(method: FederatedMethod, *, devices: Sequence[DeviceProfile] = (), **more: Any) -> Experiment:
-    made = tiny_experiment(method, **({"build": net, "local_epochs": 2} | more))
-    return with_devices(made, devices) if devices else made
-
-
-def run(method: FederatedMethod, **more: Any) -> RunState:
-    return run_rounds(local_engine(experiment(method, **more)))
-
-
-def comparable(state: RunState) -> list[tuple[object, ...]]:
-    return [
-        (r.test_accuracy, r.train_loss, r.bytes_up, r.bytes_down, r.flops, r.fwd_macs_per_sample, r.sim_time_s)
-        for r in state.records
-    ]
-
-
-def part_of(kept: Mapping[str, Any], scales: Mapping[str, Any] | None = None) -> SubModel:
-    return unit_submodel(Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8).unit_groups(), kept, scales=scales)
 
 
 # -- identities --------------------------------------------------------------------------------------------------
@@ -87,14 +54,14 @@ DEVICES = (tiny_device(1e4), tiny_device(3e4), tiny_device(2e5))
 def test_without_dropout_it_is_the_plain_method_bit_for_bit(method: FederatedMethod, plain: FederatedMethod) -> None:
     """R1: models, traffic, FLOPs and the clock."""
     optimizer = OptimizerSettings(momentum=0.9, weight_decay=0.01)
-    found, expected = (run(m, devices=DEVICES, optimizer=optimizer) for m in (method, plain))
+    found, expected = (run_units(m, devices=DEVICES, optimizer=optimizer) for m in (method, plain))
     assert torch.equal(found.vector, expected.vector)
     assert comparable(found) == comparable(expected)
     assert found.clock == expected.clock is not None
 
 
 def test_masks_do_not_change_which_batches_and_clients_are_drawn() -> None:
-    dropped, plain = run(fedad(base_rate=0.4, refresh=(1,))), run(fedavg())
+    dropped, plain = run_units(fedad(base_rate=0.4, refresh=(1,))), run_units(fedavg())
     assert [r.cohort for r in dropped.records] == [r.cohort for r in plain.records]
     assert not torch.equal(dropped.vector, plain.vector)
 
@@ -103,7 +70,7 @@ def test_masks_do_not_change_which_batches_and_clients_are_drawn() -> None:
 
 
 def test_refresh_round_trains_the_full_model_and_sends_a_score_per_unit() -> None:
-    state = run(fedad(base_rate=0.4, refresh=(2, 4)), rounds=5)
+    state = run_units(fedad(base_rate=0.4, refresh=(2, 4)), rounds=5)
     up = [r.values_up for r in state.records]
     assert up[0] == 3 * PARAMS
     assert up[1] == up[3] == 3 * (PARAMS + UNITS)
@@ -114,7 +81,7 @@ def test_refresh_round_trains_the_full_model_and_sends_a_score_per_unit() -> Non
 
 def test_curvature_is_measured_at_refreshes_alone_and_capped() -> None:
     """One more value per client; the raw rate is logged, the rate that is used stays below the cap."""
-    state = run(fedad(refresh=(1,), base_rate_cap=0.2), rounds=2)
+    state = run_units(fedad(refresh=(1,), base_rate_cap=0.2), rounds=2)
     assert state.records[0].values_up == 3 * (PARAMS + UNITS + 1)
     extra = state.records[0].extra
     assert 0 <= extra["dropout_base_rate"] <= min(0.2, extra["dropout_base_rate_raw"])
@@ -126,7 +93,7 @@ def test_device_rates_follow_the_times_of_the_devices() -> None:
     T = 0.75 x 4 = 3: device 0 drops 0.25, the faster ones nothing.
     """
     slow = tuple(tiny_device(f, bits_per_s=1e12) for f in (1e5, 2e5, 4e5))
-    engine = local_engine(experiment(fedad(base_rate=0.25, refresh=(1,)), devices=slow, cohort_size=6, rounds=2))
+    engine = local_engine(units_experiment(fedad(base_rate=0.25, refresh=(1,)), devices=slow, cohort_size=6, rounds=2))
     state = run_rounds(engine, rounds=1)
     plan = engine.planner.plan(state)
     assert [s == FULL_MODEL for s in plan.context.submodels.values()] == [False, True, True] * 2
@@ -150,41 +117,17 @@ def scripted(policy: AdaptiveDropout, norms: list[float]) -> list[bool]:
 def context_of(policy: AdaptiveDropout) -> Any:
     from fedsweep.experiment.experiment import server_context
 
-    made = experiment(FederatedMethod(name="x", source="", submodels=policy))
+    made = units_experiment(FederatedMethod(name="x", source="", submodels=policy))
     return server_context(made, "submodels")
 
 
 def told(scores: Tensor) -> ClientUpdate:
-    return ClientUpdate(
-        client=0,
-        vector=None,
-        layout=layout_of(net()),
-        submodel=FULL_MODEL,
-        anchor_version=0,
-        num_samples=3,
-        steps=1,
-        effective_steps=1.0,
-        learning_rate=0.1,
-        samples_since_anchor=3,
-        extras={"unit_scores/scores": scores},
-    )
+    return tiny_update(0, layout=layout_of(net()), num_samples=3, extras={"unit_scores/scores": scores})
 
 
 def place_in_run(round: int) -> SyncContext:
     layout = layout_of(net())
-    return SyncContext(
-        round=round,
-        index=0,
-        ends_round=True,
-        vector=torch.zeros(layout.num_values),
-        layout=layout,
-        anchors={},
-        learning_rate=0.1,
-        cohort=(0,),
-        model=net(),
-        stream=stream(0, "test"),
-        checkpoint=lambda tree: None,
-    )
+    return tiny_sync(net(), torch.zeros(layout.num_values), round=round, layout=layout)
 
 
 def test_trigger_waits_until_the_change_has_not_fallen_for_a_while_then_follows_each_fall() -> None:
@@ -196,13 +139,13 @@ def test_trigger_waits_until_the_change_has_not_fallen_for_a_while_then_follows_
 
 
 def test_checks_send_scores_in_every_so_many_rounds() -> None:
-    state = run(fedad(base_rate=0.3, check_every=2, patience=9), rounds=5)
+    state = run_units(fedad(base_rate=0.3, check_every=2, patience=9), rounds=5)
     assert [r.values_up - 3 * PARAMS for r in state.records] == [0, 3 * UNITS, 0, 3 * UNITS, 0]
 
 
 def test_curvature_comes_in_the_round_after_the_check_that_asked_for_it() -> None:
     """A refresh that is due measures scores and curvature with the full model, whatever the round."""
-    engine = local_engine(experiment(fedad(check_every=10), rounds=3))
+    engine = local_engine(units_experiment(fedad(check_every=10), rounds=3))
     state = run_rounds(engine, rounds=1)
     due = {**state.components, "submodels": {**state.components["submodels"], "due": True}}
     state = run_rounds(engine, replace(state, components=due), rounds=1)
@@ -219,7 +162,7 @@ def feddhad(**more: Any) -> FederatedMethod:
 
 @pytest.mark.parametrize("gradient", ["deferred", "same_round", "explicit", "proxy"])
 def test_feddhad_learns_degrees_from_sub_models(gradient: str) -> None:
-    made = experiment(feddhad(gradient=gradient), rounds=4, sizes=(6, 10, 14, 18, 22, 26))
+    made = units_experiment(feddhad(gradient=gradient), rounds=4, sizes=(6, 10, 14, 18, 22, 26))
     data = made.world.data
     made = replace(made, world=replace(made.world, proxy=(data.images[:8], data.labels[:8])))
     state = run_rounds(local_engine(made))
@@ -229,7 +172,7 @@ def test_feddhad_learns_degrees_from_sub_models(gradient: str) -> None:
 
 
 def test_feddhe_reads_the_gradients_of_sub_models() -> None:
-    made = experiment(feddhad(estimate="gradients"), rounds=3, cohort_size=3)
+    made = units_experiment(feddhad(estimate="gradients"), rounds=3, cohort_size=3)
     data = made.world.data
     made = replace(made, world=replace(made.world, proxy=(data.images[:16], data.labels[:16])))
     state = run_rounds(local_engine(made))
@@ -238,7 +181,7 @@ def test_feddhe_reads_the_gradients_of_sub_models() -> None:
 
 def test_two_speed_rounds_train_one_part_throughout_and_score_at_the_end() -> None:
     method = merge(feddhad(), dynamicfl(high_interval=1, low_interval=8, sync_rule="paper"))
-    two = experiment(method, rounds=3, local_epochs=1, local_steps=4, equal_steps=True)
+    two = units_experiment(method, rounds=3, local_epochs=1, local_steps=4, equal_steps=True)
     state = run_rounds(local_engine(two))
     assert [r.sync_points for r in state.records] == [4, 4, 4]
     # Once a round, not once a sync point: everything else that goes up also goes down.
@@ -248,8 +191,8 @@ def test_two_speed_rounds_train_one_part_throughout_and_score_at_the_end() -> No
 
 def test_one_interval_for_all_is_feddhad_with_one_aggregation() -> None:
     options: dict[str, Any] = {"rounds": 3, "local_steps": 4, "equal_steps": True}
-    once = run(feddhad(), **options)
-    paced = run(merge(feddhad(), dynamicfl(high_interval=4, low_interval=4)), **options)
+    once = run_units(feddhad(), **options)
+    paced = run_units(merge(feddhad(), dynamicfl(high_interval=4, low_interval=4)), **options)
     assert torch.equal(once.vector, paced.vector)
 
 
@@ -271,42 +214,14 @@ def test_two_speed_rounds_without_dropout_are_dynamicfls_bit_for_bit(
     """DynamicFL's rounds fold among the workers, these go through the server: models, traffic and clock are equal."""
     expected_method = replace(dynamicfl(high_interval=1, low_interval=3), **plain)
     options: dict[str, Any] = {"devices": DEVICES, "local_steps": 5, "optimizer": OptimizerSettings(momentum=0.9)}
-    found, expected = (run(m, **options) for m in (with_fedad, expected_method))
+    found, expected = (run_units(m, **options) for m in (with_fedad, expected_method))
     assert min(r.sync_points for r in found.records) > 1
     assert torch.equal(found.vector, expected.vector)
     assert comparable(found) == comparable(expected)
     assert found.clock == expected.clock is not None
 
 
-def test_resumed_run_is_the_unbroken_one(tmp_path: Path) -> None:
-    made = experiment(feddhad(), rounds=4)
-    whole, engine = run_rounds(local_engine(made)), local_engine(made)
-    CheckpointStore(tmp_path, keep=1, config_hash="x").save(run_rounds(engine, rounds=2), fetch=engine.fleet.fetch)
-    again = local_engine(made)
-    found = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
-    assert found is not None
-    assert torch.equal(run_rounds(again, found).vector, whole.vector)
-
-
 # -- errors ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"base_rate": 0.6}, "0 <= base_rate <= base_rate_cap must hold"),
-        ({"base_rate": -0.1}, "0 <= base_rate <= base_rate_cap must hold"),
-        ({"base_rate_cap": 1.0}, "method.base_rate_cap must be a number >= 0 and < 1"),
-        ({"unit_rate_cap": 1.0}, "method.unit_rate_cap must be a number >= 0 and < 1"),
-        ({"refresh": (3, 2)}, "method.refresh must be rounds in ascending order from 1"),
-        ({"refresh": (0,)}, "method.refresh must be rounds in ascending order from 1"),
-        ({"check_every": 0}, "method.check_every must be an integer >= 1"),
-        ({"temperature": 0.0}, "method.temperature must be a number > 0"),
-    ],
-)
-def test_wrong_numbers_are_errors(more: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fedad(**more)
 
 
 def test_network_without_units_is_an_error_before_the_first_round() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import resumed
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
@@ -15,7 +16,6 @@ from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, estimated_shares, fe
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 
 torch.set_num_threads(1)
@@ -86,14 +86,9 @@ def test_merges_with_a_term() -> None:
 @pytest.mark.parametrize("gradient", ["deferred", "explicit"])
 def test_resumed_run_is_the_unbroken_one(gradient: Any, tmp_path: Path) -> None:
     experiment = tiny_experiment(feddh(gradient=gradient, **BOTH), rounds=4, sizes=SIZES)
-    whole, engine = run_rounds(local_engine(experiment)), local_engine(experiment)
-    CheckpointStore(tmp_path, keep=1, config_hash="x").save(run_rounds(engine, rounds=2), fetch=engine.fleet.fetch)
-    again = local_engine(experiment)
-    found = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
-    assert found is not None
-    resumed = run_rounds(again, found)
-    assert torch.equal(resumed.vector, whole.vector)
-    assert torch.equal(resumed.components["weighting"]["v"], whole.components["weighting"]["v"])
+    whole, other = run_rounds(local_engine(experiment)), resumed(experiment, tmp_path, rounds=2)
+    assert torch.equal(other.vector, whole.vector)
+    assert torch.equal(other.components["weighting"]["v"], whole.components["weighting"]["v"])
 
 
 # -- FedDHE ------------------------------------------------------------------------------------------------------

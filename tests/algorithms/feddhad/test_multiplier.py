@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import net
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -18,8 +19,7 @@ from fedsweep.components.local import CrossEntropy, OptimizerSteps
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import server_context
-from fedsweep.models.network import Network
-from fedsweep.models.networks.chains import LeNet5, Mlp
+from fedsweep.models.networks.chains import LeNet5
 from fedsweep.models.unit_submodel import MultiplierIn, UnitSubModel, unit_submodel
 from fedsweep.streams import stream
 from fedsweep.submodel import SubModel
@@ -40,10 +40,6 @@ VIT = "units 'blocks.0.heads' of VitTiny go through SelfAttention"
 FORMS = ("activation", "incoming", "split", "none")
 KEPT = {"fc1": (0, 2, 3, 7), "fc2": (1, 4, 5)}
 FACTORS = {"fc1": (1.0, 1.5, 2.0, 1.25), "fc2": (3.0, 1.0, 1.1)}
-
-
-def net() -> Network:
-    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
 def part_of(form: MultiplierIn) -> SubModel:

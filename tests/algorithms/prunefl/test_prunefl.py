@@ -178,12 +178,3 @@ def test_what_comes_back_starts_from_zero() -> None:
     back = after & ~before
     assert bool(back.any()) and not state.vector[back].any() and not state.vector[~after].any()
     assert state.components["submodels"]["version"] == 1
-
-
-def test_wrong_parameters_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method\.fixed_time must be a number > 0, but got 0"):
-        prunefl(fixed_time=0.0)
-    with pytest.raises(ConfigError, match=r"method\.share must be a number >= 0 and < 1, but got 1"):
-        prunefl(share=1.0)
-    with pytest.raises(ConfigError, match=r"method\.every must be an integer >= 1, but got 0"):
-        prunefl(every=0)
