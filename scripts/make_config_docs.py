@@ -22,12 +22,11 @@ from pydantic.fields import FieldInfo
 
 from fedsweep.card import SYMBOLS
 from fedsweep.catalog import built_in_card, method_builder
-from fedsweep.commands.listing.entries import first_paragraph
 from fedsweep.commands.listing.method_description import MethodFacts, method_facts
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
 from fedsweep.config.schema import FROM_FILE, Config, Model
-from fedsweep.config.signatures import ParameterRow, describe
+from fedsweep.config.signatures import ParameterRow, describe, first_paragraph
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.tables import TABLES
 from fedsweep.config.training import Adam, Sgd

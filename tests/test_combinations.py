@@ -28,7 +28,8 @@ PAIRS = [
     *((other, "fednova") for other in (*TERMS, *SERVERS)),
     *((other, "dynamicfl") for other in (*TERMS, *SERVERS, "scaffold", "feddyn", "fednova", *ON_SERVER)),
     *(("feddh", "fedad"), ("moon", "fjord")),  # what shipped tables and presets merge
-    *((cut, other) for cut in CUT for other in ("fedprox", "scaffold", "fedadam", "feddh")),
+    *((cut, other) for cut in CUT for other in ("fedprox", "scaffold", "fedadam")),
+    *((cut, "feddh") for cut in CUT if cut != "heterofl"),  # whose clients count alike
 ]
 
 
@@ -67,6 +68,7 @@ REFUSED = {
     ("scaffold", "fednova"): r"both have a weighting of their own \(Uniform and NormalizedMoves\)",
     ("feddyn", "fedadam"): r"both have a server update of their own \(AddMeanMove and AdaptiveServer\)",
     ("fedadam", "fedyogi"): "both have a server update of their own",
+    ("heterofl", "feddh"): r"both have a weighting of their own \(Uniform and NonIIDDegree\)",
     ("abavg", "feddh"): r"both have a weighting of their own \(ByAccuracy and NonIIDDegree\)",
     ("dynamicfl", "dynamicsgd"): "both have a pacing of their own",
     ("fedad", "fjord"): "both have a submodels of their own",

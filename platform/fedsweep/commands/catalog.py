@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsweep.commands.listing.entries import KINDS, Named, first_paragraph
+from fedsweep.commands.listing.entries import KINDS, Named
 from fedsweep.commands.terminal.options import examples
 from fedsweep.errors import ConfigError, unknown_name
 
@@ -125,6 +125,7 @@ def _print_entry(kind: str, entry: Named) -> None:
     if entry.source:
         print(f"source: {entry.source}")
     if entry.key:
+        from fedsweep.config.signatures import first_paragraph
         from fedsweep.config.tables import TABLES
 
         table = TABLES[entry.key]

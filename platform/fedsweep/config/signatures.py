@@ -108,6 +108,11 @@ def describe(builder: Callable[..., Any], *, provided: Collection[str] = ()) -> 
     )
 
 
+def first_paragraph(item: object) -> str:
+    """Return the first paragraph of a docstring in one line, empty where there is none."""
+    return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split()).replace("``", "`")
+
+
 def takes_any(builder: Callable[..., Any]) -> bool:
     """Return whether it takes parameters that it does not name."""
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature_of(builder).values())

@@ -149,7 +149,8 @@ class Estimator:
     def _as_fedavg(self, config: Config, experiment: Experiment, key: str) -> Speed:
         """FedAvg's speed with the same network and batches, longer as the method's step has more passes."""
         if key not in self._plain:
-            plain = resolve(load_config({**config.tree(), "method": {"name": "fedavg"}}))
+            tree = {section: values for section, values in config.tree().items() if section != "method"}
+            plain = resolve(load_config(tree))  # without a method it is FedAvg
             other = build_experiment(plain, self._dataset(plain))
             self._plain[key] = calibrate(other), CostModel(other).flops(FULL_MODEL, 1)
         speed, flops = self._plain[key]

@@ -40,6 +40,7 @@ NO_PART = frozenset(
         "commands",
         "figures",
         "finished",
+        "papers",
         "reports",
         "reproduce",
         "study",

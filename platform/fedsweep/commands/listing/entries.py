@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,13 +26,9 @@ class Named:
     text: Callable[[], str] = field(default=str)
 
 
-def first_paragraph(item: object) -> str:
-    """Return the first paragraph of a docstring in one line, empty where there is none."""
-    return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split()).replace("``", "`")
-
-
 def _methods() -> list[Named]:
     from fedsweep.catalog import built_in_card, method_builder, method_names
+    from fedsweep.config.signatures import first_paragraph
     from fedsweep.config.tables import TABLES
 
     built_in = TABLES["method"].names()
@@ -77,6 +72,7 @@ def _models() -> list[Named]:
 
 
 def _partitions() -> list[Named]:
+    from fedsweep.config.signatures import first_paragraph
     from fedsweep.world.partitions.registry import PARTITIONS
 
     return [

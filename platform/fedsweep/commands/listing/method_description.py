@@ -15,8 +15,7 @@ from typing import Any
 
 from fedsweep.card import NEEDS, SYMBOLS, Card, Limit, card_of
 from fedsweep.catalog import method_builder
-from fedsweep.commands.listing.entries import first_paragraph
-from fedsweep.config.signatures import ParameterRow, describe
+from fedsweep.config.signatures import ParameterRow, describe, first_paragraph
 from fedsweep.config.tables import TABLES
 from fedsweep.errors import ConfigError, FedsweepError
 from fedsweep.method import SEAMS, FederatedMethod, merge
