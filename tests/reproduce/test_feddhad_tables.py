@@ -17,6 +17,7 @@ from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile, read_table, table_names
 from fedsweep.reproduce.measured.grid import measured, summed_up, value_of, views_of
+from fedsweep.reproduce.reproduction import TableRequest, reproduction
 from fedsweep.results.view import load_run
 
 NAMES = [name for name in table_names() if name.startswith("feddhad/")]
@@ -183,3 +184,15 @@ def test_rows_with_models_of_the_clients_say_whose_accuracy_it_is() -> None:
 def test_a_measure_may_be_shown_in_another_unit() -> None:
     assert summed_up([651720.0], Measure(name="macs", per=1e6)).mean == pytest.approx(0.65172)
     assert summed_up([0.5], Measure(name="accuracy", percent=True)).mean == 50.0
+
+
+def test_tables_3_and_7_train_once_and_read_their_own_targets() -> None:
+    """What a run is tested by changes no model, so the targets are no part of what a run is known by."""
+    rows = ("FedDHAD", "FedDH", "FedAD", "FedAvg")
+    third, seventh = (
+        reproduction(TableRequest(table=f"feddhad/{name}", scale="full", rows=",".join(rows), columns="CIFAR-10 LeNet"))
+        for name in ("table3", "table7")
+    )
+    assert set(third.firsts) == set(seventh.firsts) and len(third.firsts) == 12
+    targets = [{tuple(cell.config.evaluation.targets) for cell in table.cells} for table in (third, seventh)]
+    assert targets == [{(0.54,)}, {(0.59,)}]

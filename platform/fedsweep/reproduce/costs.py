@@ -263,8 +263,7 @@ def fitting(request: TableRequest, seconds: float) -> TableRequest:
 
 def _planned(experiment: Experiment) -> int:
     world, rounds = experiment.world, experiment.training.rounds
-    alike_rounds = world.availability is None and world.drift is None and world.budgets is None
-    return min(rounds, _PLANNED if alike_rounds else _MOST_PLANNED)
+    return min(rounds, _PLANNED if world.availability is None and world.drift is None else _MOST_PLANNED)
 
 
 def _turns(experiment: Experiment, planned: int) -> float:
