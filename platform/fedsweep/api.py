@@ -185,7 +185,7 @@ def report(
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> Path:
-    """One HTML file that shows runs side by side, as ``fedsweep report`` writes it.
+    """Write one HTML file that shows runs side by side, as ``fedsweep report`` does.
 
     Args:
         sources: Run folders, folders with runs below them, or names of MLflow experiments.

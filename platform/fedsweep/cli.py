@@ -104,7 +104,7 @@ def _options(
 
 @functools.cache
 def _command() -> Any:
-    """The command line; Typer's own options for completion are switches, too, and are shown as such."""
+    """Return the command line; Typer's own options for completion are switches, too, and are shown as such."""
     command = typer.main.get_command(app)
     for option in command.params:
         if option.name in ("install_completion", "show_completion"):
@@ -148,7 +148,7 @@ def _tell(error: Exception, *, debug: bool) -> int:
 
 
 def _leave(code: int) -> int:
-    """The exit code; where Ray is still at work in a thread that nobody waits for, the process ends here and now."""
+    """Return the exit code; where Ray still works in a thread that nobody waits for, end the process here and now."""
     watch = sys.modules.get("fedsweep.fleet.ray_watch")
     if watch is not None and watch.has_abandoned_calls():
         sys.stdout.flush()
@@ -157,7 +157,7 @@ def _leave(code: int) -> int:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """One line on whatever a command raised, and the exit code."""
+    """Return one line on whatever a command raised, and the exit code."""
     text = _shortened(re.sub(r"\s*\n\s*", " ", str(error).strip()))
     if isinstance(error, InputError):
         return text, 2

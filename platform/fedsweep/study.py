@@ -78,7 +78,7 @@ class Result:
         return load_model(self.folder)
 
     def to_pandas(self, table: str = "rounds") -> pd.DataFrame:
-        """One of the run's tables as a frame; that of the rounds is indexed by round.
+        """Return one of the run's tables as a frame; that of the rounds is indexed by round.
 
         Args:
             table: ``rounds``, ``clients``, ``client_accuracy`` or ``traffic``.
@@ -128,7 +128,7 @@ class Result:
         return pd.DataFrame(rows).set_index(by)
 
     def plot(self, y: str = "test_accuracy", **options: Any) -> Axes:
-        """A column over the rounds; options are those of :meth:`Results.plot`."""
+        """Return a column over the rounds; options are those of :meth:`Results.plot`."""
         return Results([self.folder]).plot(y, **options)
 
     def plot_confusion(self, data: Data | None = None, *, ax: Axes | None = None) -> Axes:
@@ -212,7 +212,7 @@ class Results(Sequence[Result]):
         columns: Sequence[str] | str | None = None,
         values: Sequence[str] | str = "test_accuracy",
     ) -> pd.DataFrame:
-        """All of it as one frame.
+        """Return all of it as one frame.
 
         Args:
             by: A line per run, with the configuration's keys in which runs differ; per setting, with mean, deviation

@@ -60,7 +60,7 @@ class PlainWork:
 
 
 def work_of(plan: Plan, dataset: Dataset) -> PlainWork:
-    """A run's work, taken out of fedsweep's hands.
+    """Return a run's work, taken out of fedsweep's hands.
 
     Args:
         plan: A run with clients of equal size, a number of local steps, and SGD without momentum.
@@ -87,7 +87,7 @@ def work_of(plan: Plan, dataset: Dataset) -> PlainWork:
 
 
 def _as_torch_has_it(build: Callable[[], nn.Module]) -> nn.Module:
-    """The network without what fedsweep does to its images on a CPU."""
+    """Return the network without what fedsweep does to its images on a CPU."""
     model = build()
     model.pixels_last = False  # type: ignore[assignment]
     return model

@@ -22,7 +22,7 @@ _CACHE_BYTES = 64 * 2**20
 
 
 def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
-    """The batches of a round as arrays of positions in the client's shard.
+    """Return the batches of a round as arrays of positions in the client's shard.
 
     Passes over the data are independent random permutations. With ``whole_batches`` they are joined and cut into
     batches of exactly ``batch_size``, so a batch may cross from one pass into the next and a sample may come twice
@@ -117,7 +117,7 @@ class Shard:
         return inputs, self.targets.index_select(0, index)
 
     def everything(self) -> tuple[Tensor, Tensor]:
-        """All inputs [n, C, H, W], without augmentation, and all targets [n]."""
+        """Return all inputs [n, C, H, W], without augmentation, and all targets [n]."""
         return self._convert(self._raw(self._indices), None, train=False), self.targets
 
     def _raw(self, indices: np.ndarray) -> Tensor:

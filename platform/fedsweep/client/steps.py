@@ -73,7 +73,7 @@ class Steps:
         return loss
 
     def _shown(self, position: int, inputs: Tensor, targets: Tensor) -> LocalStep:
-        """The step as objective and terms see it."""
+        """Return the step as objective and terms see it."""
         model, facts = self._model, self._facts
         return LocalStep(
             inputs=inputs,
@@ -96,7 +96,7 @@ class Steps:
         return loss
 
     def _gradient(self, step: LocalStep) -> Tensor:
-        """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
+        """Return the loss at the present parameters; its gradient lies in the slot's gradient vector."""
         # In place, never None: the parameters' gradients are views of this vector, to which a backward pass adds.
         self._model.slot.gradient.zero_()
         loss = self._loss(step)

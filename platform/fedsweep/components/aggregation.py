@@ -102,7 +102,7 @@ class ServerUpdate(ServerComponent):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """The server's next vector [V] and the new state.
+        """Return the server's next vector [V] and the new state.
 
         Only the first ``layout.num_params`` coordinates may be extrapolated; buffers and riders take the mean.
         """
@@ -178,4 +178,4 @@ class Refinement(ServerComponent):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """The refined vector [V] and the new state."""
+        """Return the refined vector [V] and the new state."""

@@ -86,7 +86,7 @@ class ServerComponent(Checked, ABC):
         return ()
 
     def init(self, context: ServerContext) -> State:
-        """The state before round 1."""
+        """Return the state before round 1."""
         return {}
 
     @returns(items(Probe))
@@ -96,7 +96,7 @@ class ServerComponent(Checked, ABC):
 
     @returns(new_state)
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
-        """The state after every client has answered this component's set-up probes."""
+        """Return the state after every client has answered this component's set-up probes."""
         return state
 
     @returns(named(Published))
@@ -114,12 +114,12 @@ class ServerComponent(Checked, ABC):
 
     @returns(new_state)
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """The state after a sync point."""
+        """Return the state after a sync point."""
         return state
 
     @returns(new_state)
     def observe(self, state: State, record: RoundRecord) -> State:
-        """The state after a round."""
+        """Return the state after a round."""
         return state
 
     def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
@@ -138,5 +138,5 @@ class ServerComponent(Checked, ABC):
 
 
 def _of_the_seam(kind: type, hook: str) -> object:
-    """The hook as the seam's abstract base has it: the first class that knows it."""
+    """Return the hook as the seam's abstract base has it: the first class that knows it."""
     return next(vars(base)[hook] for base in reversed(kind.__mro__) if hook in vars(base))

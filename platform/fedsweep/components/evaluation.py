@@ -36,7 +36,7 @@ class Evaluation(ServerComponent):
         """
 
     def voters(self, state: State) -> Sequence[Tensor] | None:
-        """The updates' models [V] that answers depend on, as the state keeps them: a finished run is tested with these.
+        """Return the updates' models [V] that answers depend on, as the state keeps them, to test a finished run.
 
         Args:
             state: The component's state after the round.

@@ -73,7 +73,7 @@ NOBODY = ClientFacts()
 
 
 def eval_copy(model: nn.Module) -> nn.Module:
-    """A copy of a client's module in evaluation mode, to be asked under any values.
+    """Return a copy of a client's module in evaluation mode, to be asked under any values.
 
     The client's own module can't be asked: in training mode a forward pass would move its batch norms' statistics and
     draw its dropout.
@@ -187,7 +187,7 @@ class LocalStep:
         return head(features)
 
     def frozen(self, values: ParamTree) -> FrozenModel:
-        """A model that is only asked, in evaluation mode: ``step.frozen(step.anchor).logits(inputs)``.
+        """Return a model that is only asked, in evaluation mode: ``step.frozen(step.anchor).logits(inputs)``.
 
         Args:
             values: All params by name, and the float buffers; buffers that are not given are the live ones.
@@ -249,7 +249,7 @@ class Objective(Checked, ABC):
     @abstractmethod
     @returns(scalar)
     def loss(self, step: LocalStep) -> Tensor:
-        """A differentiable scalar, the mean over the batch."""
+        """Return a differentiable scalar, the mean over the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +319,7 @@ class LocalTerm(Checked, ABC):
 
     @returns(term_memory)
     def init(self, params: ParamTree) -> Memory:
-        """The client's memory before its first job."""
+        """Return the client's memory before its first job."""
         return {}
 
     @returns(pair("memory, params or None", term_memory, params_tree))
@@ -329,12 +329,12 @@ class LocalTerm(Checked, ABC):
 
     @returns(optional(scalar))
     def loss(self, step: LocalStep) -> Tensor | None:
-        """A differentiable scalar that is added to the objective."""
+        """Return a differentiable scalar that is added to the objective."""
         return None
 
     @returns(params_tree)
     def gradient(self, step: LocalStep) -> ParamTree | None:
-        """A gradient that is added after the backward pass, before clipping."""
+        """Return a gradient that is added after the backward pass, before clipping."""
         return None
 
     @returns(pair("memory, params or None", term_memory, params_tree))

@@ -61,7 +61,7 @@ class Prices:
         return measured + self.costs.job_passes
 
     def probed_in(self, jobs: int) -> float:
-        """The same of all of a client's jobs in a round."""
+        """Return the same of all of a client's jobs in a round."""
         return (jobs - 1) * self.probed(last=False) + self.probed(last=True) if jobs else 0.0
 
 
@@ -101,7 +101,7 @@ def durations(context: RoundContext, prices: Prices) -> dict[int, float]:
 
 
 def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:
-    """The clock at the round's end: every sync point waits for its attendees.
+    """Return the clock at the round's end: every sync point waits for its attendees.
 
     Work that nobody waits for goes on after the round, unless the whole round waits for nobody: then it lasts as long
     as its jobs.

@@ -83,7 +83,7 @@ class CostModel:
         return self._macs[key]
 
     def _scaled(self, submodel: SubModel, count_batch_norm: bool) -> int | None:
-        """The layers' costs in proportion to their weights; None where the part's tensors are no slices.
+        """Return the layers' costs in proportion to their weights; None where the part's tensors are no slices.
 
         Spares a forward pass for each of the sub-models that are drawn anew in every round.
         """
@@ -153,7 +153,7 @@ class CostModel:
         return self._travelling[key]
 
     def num_bytes(self, submodel: SubModel, direction: Direction) -> int:
-        """Bytes of that message in total."""
+        """Return bytes of that message in total."""
         return sum(size.num_bytes for size in self.sizes(submodel, direction).values())
 
 
@@ -208,11 +208,11 @@ class Charges:
 
 
 def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:
-    """Bytes that travel once per client: number of samples, label counts where they are read; the mean, back."""
+    """Return bytes that travel once per client: number of samples, label counts where they are read; the mean, back."""
     labels = experiment.world.data.num_classes if "label_counts" in experiment.method.registration else 0
     return {"up": BYTES_PER_VALUE * (1 + labels), "down": BYTES_PER_VALUE * int(experiment.method.needs_share)}
 
 
 def registration_bytes(experiment: Experiment) -> int:
-    """The same of all clients, both ways."""
+    """Return the same of all clients, both ways."""
     return sum(registration_sizes(experiment).values()) * len(experiment.world.profiles)

@@ -89,7 +89,7 @@ class Ledger:
         return sum(size for (_, way, _), size in self.values.items() if way == direction)
 
     def bytes(self, direction: Direction) -> int:
-        """Bytes in one direction."""
+        """Return bytes in one direction."""
         return sum(size for (_, way, _), size in self.sizes.items() if way == direction)
 
     @property
@@ -98,7 +98,7 @@ class Ledger:
         return self.bytes("up") + self.bytes("down")
 
     def traffic(self, steps: Mapping[int, int]) -> Traffic:
-        """All of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
+        """Return all of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
         # Sorted, since messages are charged in another order where a round folds: first all that go down.
         entries = sorted(self.sizes.items())
         clients = [client for (client, _, _), _ in entries]
@@ -125,7 +125,7 @@ class Versions:
         self._known: dict[int, tuple[Tensor, str]] = {}
 
     def of(self, value: Tensor) -> str:
-        """A short name; a tensor that was named before is not read again, since content is never changed in place."""
+        """Return a short name; a tensor named before is not read again, since content is never changed in place."""
         if id(value) not in self._known:
             content = value.detach().cpu().contiguous()
             digest = hashlib.blake2b(content.numpy().tobytes(), digest_size=16)

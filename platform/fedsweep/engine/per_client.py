@@ -35,7 +35,7 @@ def client_accuracies(class_accuracies: tuple[float, ...], label_counts_NC: np.n
 
 
 def present_counts(label_counts_NC: np.ndarray, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
-    """The samples [N, C] that clients have in a round, under drift those of its classes; without, these are empty."""
+    """Return the clients' samples [N, C] in a round, under drift those of its classes; without, these are empty."""
     if not classes:
         return label_counts_NC
     present_NC = np.zeros_like(label_counts_NC)
@@ -78,7 +78,7 @@ def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> 
 
 
 def untested(record: RoundRecord) -> RoundRecord:
-    """The row of a round after which nothing was tested."""
+    """Return the row of a round after which nothing was tested."""
     names = tuple(f"{kind}_accuracy" for kind in ("class", "client", "personal"))
     return replace(
         record,

@@ -34,7 +34,7 @@ class RowMaker:
         self._carries_work = experiment.method.pacing.carries_work()
 
     def row(self, round: Round, *, wall_time_s: float) -> RoundRecord:
-        """The row of a round that is not evaluated yet."""
+        """Return the row of a round that is not evaluated yet."""
         plan, ledger, context = round.plan, round.ledger, round.plan.context
         reports = self._reports(round.components)
         up, down = ledger.total("up"), ledger.total("down")
@@ -78,7 +78,7 @@ class RowMaker:
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> dict[str, Any]:
-        """The columns that need no training.
+        """Return the columns that need no training.
 
         They tell of the high-frequency group, if any, and of kappa_g: the values that move, both ways (``cost``).
         """

@@ -72,7 +72,7 @@ def membership_of(run: RunView, *, num_clients: int | None = None) -> np.ndarray
 
 
 def group_labels_of(run: RunView, counts_NC: np.ndarray) -> GroupLabels | None:
-    """The label distributions of a run's groups, from its clients' samples per class [N, C].
+    """Return the label distributions of a run's groups, from its clients' samples per class [N, C].
 
     None where no round has a high-frequency group.
 

@@ -96,12 +96,12 @@ class Look:
 
 
 def look_of(place: int) -> Look:
-    """The look of the row or setting at a place in their order."""
+    """Return the look of the row or setting at a place in their order."""
     return Look(colour=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)])
 
 
 def looks(names: Sequence[str], *, ordered: bool = False) -> dict[str, Look]:
-    """A look for each name, by its place among all names, so that a picture of some of them looks like the others.
+    """Return a look for each name, by its place among all names, so that a picture of some looks like the others.
 
     No two have one colour. Levels go from dark to light: all names where they are ``ordered``, and names that differ
     in a number alone (``L=10``, ``L=15``, ``L=25``).
@@ -115,7 +115,7 @@ def looks(names: Sequence[str], *, ordered: bool = False) -> dict[str, Look]:
 
 
 def _colour(place: int) -> str:
-    """A colour of its own for each place."""
+    """Return a colour of its own for each place."""
     from matplotlib.colors import hsv_to_rgb, to_hex
 
     some = (*COLOURS, *_MORE_COLOURS)
@@ -204,7 +204,7 @@ def paper_style() -> Iterator[None]:
 def panels(
     titles: Sequence[str], *, title: str = "", height: float = PANEL_HEIGHT, width: float = PANEL_WIDTH
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each title, side by side; a single panel has none.
+    """Make a figure with a panel for each title, side by side; a single panel has none.
 
     Args:
         titles: Of the panels, at least one.
@@ -329,7 +329,7 @@ def save_both(figure: Figure, path_stem: Path) -> list[Path]:
 
 
 def checked_path(path: str | Path) -> Path:
-    """The picture's path, if its ending is one of :data:`SUFFIXES`; otherwise an InputError."""
+    """Return the picture's path, if its ending is one of :data:`SUFFIXES`; otherwise an InputError."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{target}: a picture's name must end in one of {', '.join(SUFFIXES)}")
@@ -337,7 +337,7 @@ def checked_path(path: str | Path) -> Path:
 
 
 def figure_of(*, width: float, height: float) -> Figure:
-    """An empty figure of so many inches, outside matplotlib's global state."""
+    """Make an empty figure of so many inches, outside matplotlib's global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")

@@ -55,7 +55,7 @@ class ClientMaps:
     _names: dict[str, str] = field(default_factory=dict)
 
     def add(self, chart: Chart) -> str:
-        """The name of a chart, which is kept where it is new."""
+        """Return the name of a chart, which is kept where it is new."""
         text = chart.title + json.dumps(chart.tree())
         if text not in self._names:
             self._names[text] = f"clients-{len(self.charts)}"
@@ -65,7 +65,7 @@ class ClientMaps:
 
 
 def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
-    """The charts of the runs' clients, as many as a page has room for; ``order`` has the most interesting first."""
+    """Make the charts of the runs' clients, as many as a page has room for; ``order``: most interesting first."""
     maps = ClientMaps()
     left_out = 0
     for index in order:

@@ -33,7 +33,7 @@ _WIDEST = 100_000
 
 
 def compared_runs(folders: Iterable[str | Path], *, only: Sequence[str] = ()) -> list[ReportRun]:
-    """The runs in or below the folders, in the order given.
+    """Return the runs in or below the folders, in the order given.
 
     Args:
         folders: Run folders, or folders with runs below them.

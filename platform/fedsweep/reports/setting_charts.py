@@ -41,7 +41,7 @@ MOST_PANELS = 12
 
 
 def curve_charts(study: Study, looks: Sequence[Look]) -> dict[str, Chart]:
-    """Figures by round, bytes or time, a panel per world: means over seeds with bands, or each run.
+    """Return figures by round, bytes or time, a panel per world: means over seeds with bands, or each run.
 
     Args:
         study: Runs and settings.
@@ -112,12 +112,12 @@ class _Columns:
         return {id(curve): thinned(curve, points=self.points) for own in self.lines for _, curve, _ in own}
 
     def of(self, lines: Sequence[_Trace], part: str, name: str) -> list[list[Any]]:
-        """The cells of each trace; see :func:`_column`."""
+        """Return the cells of each trace; see :func:`_column`."""
         columns = [(_column(curve, part, name, end=end), self._kept[id(curve)]) for _, curve, end in lines]
         return [[_short(cells[p]) for p in places] if cells else [] for cells, places in columns]
 
     def values(self, name: str) -> list[float | None]:
-        """All values of a figure, in all panels."""
+        """Return all values of a figure, in all panels."""
         return [value for own in self.lines for cells in self.of(own, "figure", name) for value in cells]
 
 
@@ -198,7 +198,7 @@ def _short(cell: Any) -> Any:
 def _of_figure(
     name: str, values: Sequence[Any], ends: Sequence[Any], *, span: Sequence[float] | None
 ) -> dict[str, Any]:
-    """The change that choosing a figure makes; ``span`` are the ends of the axis, None: as the values are."""
+    """Return the change that choosing a figure makes; ``span`` are the ends of the axis, None: as the values are."""
     is_share = name.endswith("accuracy")
     form = ".2%" if is_share else ".4~g"
     band = f" (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})"
@@ -212,7 +212,7 @@ def _of_figure(
 
 
 def _axis(axis: str, style: Mapping[str, Any], *, dtick: int | None = None) -> dict[str, Any]:
-    """An axis' style by dotted key; what another choice left is overwritten."""
+    """Return an axis' style by dotted key; what another choice left is overwritten."""
     whole = {"tickformat": "", "hoverformat": "", "dtick": dtick, **style}
     title = whole.pop("title")["text"]
     return {f"{axis}.title.text": title, f"{axis}.uirevision": title, **{f"{axis}.{k}": v for k, v in whole.items()}}

@@ -41,7 +41,7 @@ class ShareRow:
 
 
 def share_rows(settings: Sequence[Setting]) -> list[ShareRow]:
-    """The rows of those settings that were tested so, in the order of :data:`OF`, setting by setting."""
+    """Return the rows of those settings that were tested so, in the order of :data:`OF`, setting by setting."""
     rows = []
     for name, of in OF.items():
         for place, setting in enumerate(settings):

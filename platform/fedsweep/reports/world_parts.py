@@ -88,7 +88,7 @@ def world_part(world: World, settings: Sequence[Setting]) -> WorldPart:
 
 
 def share_of_box(points: Points, curves: Sequence[Points]) -> float | None:
-    """The hypervolume of bytes and accuracies, as a share of the box from accuracy 0 to 1 and up to the most bytes."""
+    """Compute the hypervolume of bytes and accuracies, as a share of the box up to accuracy 1 and the most bytes."""
     most = max((sent for curve in curves for sent, _ in curve), default=0.0)
     if most <= 0:
         return None

@@ -81,7 +81,7 @@ def _steps(engine: Engine, plan: RoundPlan, state: RunState) -> tuple[float, flo
 
 
 def _mean(measure: Callable[[], float]) -> float:
-    """The mean of a measurement that is repeated while all together are short."""
+    """Return the mean of a measurement that is repeated while all together are short."""
     values = [measure()]
     while sum(values) < _SECONDS / 2 and len(values) < _MOST_REPEATS:
         values.append(measure())

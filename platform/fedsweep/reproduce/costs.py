@@ -81,7 +81,7 @@ class Estimator:
     _speeds: dict[str, Speed] = field(default_factory=dict)
 
     def of(self, config: Config) -> Cost:
-        """A run's cost.
+        """Return a run's cost.
 
         Raises:
             InputError: The run can't be planned.
@@ -181,7 +181,7 @@ class TableCosts:
         return labels
 
     def within(self, seconds: float) -> tuple[Cell, ...]:
-        """The cells that fit into a time on this machine, in the table's order: what is too long is passed over."""
+        """Return the cells that fit into a time on this machine, in the table's order, without too long ones."""
         chosen, spent = [], 0.0
         for cell, cost in self.by_cell.items():
             more = 0.0 if cell in self.shared else hours_here(cost) * 3600
@@ -192,7 +192,7 @@ class TableCosts:
 
 
 def costs_of(table: Reproduction, estimator: Estimator | None = None) -> TableCosts:
-    """The costs of a table's cells; nothing is written.
+    """Return the costs of a table's cells; nothing is written.
 
     Args:
         table: With its cells, which must be runs.
@@ -239,7 +239,7 @@ def parse_duration(text: str) -> float:
 
 
 def fitting(request: TableRequest, seconds: float) -> TableRequest:
-    """The same table with those of its cells that fit into a time on this machine, in the table's order.
+    """Return the same table with those of its cells that fit into a time on this machine, in the table's order.
 
     Raises:
         ConfigError: None fits, or nothing is run for the table.

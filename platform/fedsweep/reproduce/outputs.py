@@ -69,7 +69,7 @@ def has_outputs(folder: Path) -> bool:
 
 
 def grid_tree(grid: Grid) -> dict[str, Any]:
-    """The table as plain mappings, lists and scalars."""
+    """Return the table as plain mappings, lists and scalars."""
     return {
         "format": _FORMAT,
         "version": _VERSION,
@@ -91,7 +91,7 @@ def grid_tree(grid: Grid) -> dict[str, Any]:
 
 
 def read_grid(folder: Path) -> Grid:
-    """The table in a folder's ``measured.json``, which somebody else may have written.
+    """Read the table in a folder's ``measured.json``, which somebody else may have written.
 
     Raises:
         OutputError: It can't be read, is damaged or of another version.
@@ -168,7 +168,7 @@ class Table:
 
     @classmethod
     def read(cls, folder: Path) -> Table:
-        """The table in a folder that ``reproduce`` wrote; errors are those of :func:`read_grid`."""
+        """Return the table in a folder that ``reproduce`` wrote; errors are those of :func:`read_grid`."""
         return cls(folder=folder, grid=read_grid(folder))
 
     def to_pandas(self) -> pd.DataFrame:
@@ -184,7 +184,7 @@ class Table:
         return pd.DataFrame(lines, columns=["row", "column", "measure", "mean", "sd", "seeds", "printed"])
 
     def written(self, form: str = "txt") -> str:
-        """The table as its file has it.
+        """Return the table as its file has it.
 
         Args:
             form: ``txt``, ``md``, ``tex``, ``html``, or ``tabular``, which is LaTeX without what is around the figures.

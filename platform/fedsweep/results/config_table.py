@@ -69,7 +69,7 @@ def config_table(flats: Sequence[Mapping[str, str]]) -> ConfigTable:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each key where that tells them apart; ``method`` for ``method.name``."""
+    """Return the last part of each key where that tells them apart; ``method`` for ``method.name``."""
     lasts = [key.removesuffix(".name").removesuffix(".kind").rpartition(".")[2] for key in keys]
     return {key: last if lasts.count(last) == 1 else key for last, key in zip(lasts, keys, strict=True)}
 

@@ -54,7 +54,7 @@ def is_less_better(figure: str) -> bool:
 
 
 def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[ReportRun]:
-    """The runs that satisfy all conditions, in their order.
+    """Return the runs that satisfy all conditions, in their order.
 
     Args:
         runs: All runs.
@@ -130,6 +130,6 @@ def order_of(
 
 
 def _sort_key(run: ReportRun, name: str, runs: Sequence[ReportRun], *, what: str) -> list[tuple[bool, str | float]]:
-    """The values of a run under a name; numbers before words, each among its like."""
+    """Return the values of a run under a name; numbers before words, each among its like."""
     values = map(_canonical, _values(run, name, runs, what=what))
     return [(isinstance(value, str), value) for value in values]

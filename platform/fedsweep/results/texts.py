@@ -27,7 +27,7 @@ def some_of(names: Sequence[str], most: int) -> str:
 
 
 def bytes_text(count: float | None) -> str:
-    """Bytes for people, with decimal prefixes: ``1.5 MB``."""
+    """Return bytes for people, with decimal prefixes: ``1.5 MB``."""
     if count is None:
         return MISSING
     for prefix in ("", "k", "M", "G", "T"):
@@ -50,7 +50,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def method_label(spec: Mapping[str, Any], *, among: Sequence[Mapping[str, Any]] = ()) -> str:
-    """A method by its title, with the parameters in which it differs from others of the same title.
+    """Return a method by its title, with the parameters in which it differs from others of the same title.
 
     Args:
         spec: ``{name: ..., parameters}`` or ``{merge: [...]}``.
@@ -68,7 +68,7 @@ def method_label(spec: Mapping[str, Any], *, among: Sequence[Mapping[str, Any]] 
 
 
 def value_text(value: Any) -> str:
-    """A value of a configuration in a few words; names come first and without their key."""
+    """Return a value of a configuration in a few words; names come first and without their key."""
     if isinstance(value, Mapping):
         heads = [value_text(value[key]) for key in _NAMING if key in value]
         rest = [f"{key}={value_text(item)}" for key, item in value.items() if key not in _NAMING]

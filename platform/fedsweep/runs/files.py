@@ -152,7 +152,7 @@ class ObjectStore:
         return self.put_all([data])[0]
 
     def put_all(self, contents: Sequence[bytes]) -> list[ObjectRef]:
-        """The same for several, which takes less time than one by one."""
+        """Return the same for several, which takes less time than one by one."""
         refs = [ObjectRef(hashlib.sha256(data).hexdigest(), len(data)) for data in contents]
         missing = {ref: data for ref, data in zip(refs, contents, strict=True) if not self.holds(ref)}
         if missing:
@@ -176,7 +176,7 @@ class ObjectStore:
         return False
 
     def get(self, ref: ObjectRef) -> bytes:
-        """The bytes of an object.
+        """Return the bytes of an object.
 
         Raises:
             DataError: It is missing or not what it was.

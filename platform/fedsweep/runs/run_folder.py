@@ -124,7 +124,7 @@ class RunFolder:
         self._write(CONFIG, text.encode())
 
     def read_config(self) -> str:
-        """The resolved configuration's text.
+        """Read the resolved configuration's text.
 
         Raises:
             OutputError: The file is missing or not UTF-8.
@@ -148,7 +148,7 @@ class RunFolder:
         self.write_table(ROUNDS, self._rounds.of(records))
 
     def rounds_table(self) -> pa.Table:
-        """The table of rounds.
+        """Read the table of rounds.
 
         Raises:
             OutputError: The file is missing, damaged, or no table of rounds.
@@ -158,11 +158,11 @@ class RunFolder:
         return table
 
     def read_rounds(self) -> list[RoundRecord]:
-        """One record per round; raises as :meth:`rounds_table`."""
+        """Read one record per round; raises as :meth:`rounds_table`."""
         return table_to_records(self.rounds_table())
 
     def read_clients(self) -> pa.Table:
-        """The table of clients.
+        """Read the table of clients.
 
         Raises:
             OutputError: The file is missing, damaged, or lacks a column.
@@ -191,7 +191,7 @@ class RunFolder:
         self._write(RESULT, f"{text}\n".encode())
 
     def read_result(self) -> dict[str, Any]:
-        """The result.
+        """Read the result.
 
         Raises:
             OutputError: The file is missing, not JSON, or has no known ``status``.
@@ -231,7 +231,7 @@ class RunFolder:
         return hashlib.sha256(data).hexdigest()
 
     def read_model(self, *, num_values: int) -> dict[str, Tensor]:
-        """The model's tensors, by name.
+        """Read the model's tensors, by name.
 
         Args:
             num_values: Scalars that it should have; a file that is much larger is refused before it is read.
@@ -254,7 +254,7 @@ class RunFolder:
         return tensors
 
     def model_bytes(self) -> int:
-        """The size of the model's file.
+        """Return the size of the model's file.
 
         Raises:
             OutputError: There is none, or it is no regular file.
@@ -266,7 +266,7 @@ class RunFolder:
             raise OutputError(f"{self.path / MODEL}: cannot be read: {_reason(error)}") from error
 
     def model_sha256(self, *, num_bytes: int) -> str:
-        """The SHA-256 of the model's file as it is, in hexadecimal digits.
+        """Return the SHA-256 of the model's file as it is, in hexadecimal digits.
 
         Args:
             num_bytes: Its size; a larger file is refused.
@@ -335,7 +335,7 @@ class RunFolder:
 
 
 def event_files(folder: Path) -> Sequence[Path]:
-    """The event files for TensorBoard in a run's folder."""
+    """Return the event files for TensorBoard in a run's folder."""
     return sorted((folder / TENSORBOARD).glob(f"events.out.tfevents.*{EVENTS_SUFFIX}"))
 
 

@@ -122,7 +122,7 @@ class PreparedSweep:
             self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
 
     def describe(self, entry: PreparedTrial) -> dict[str, Any]:
-        """A trial as its process gets it."""
+        """Return a trial as its process gets it."""
         spec = TrialSpec(
             folder=self.folder.trial_path(entry.trial),
             config_tree=entry.config.tree(),

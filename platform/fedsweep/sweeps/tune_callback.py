@@ -35,7 +35,7 @@ _PROCESS_DIED = ("The actor died", "The actor is dead", "is unavailable: ", "Act
 
 
 def tracked(entry: PreparedTrial, *, folder: Any, sweep: str) -> RunInfo:
-    """A trial as the tracking store shall know it."""
+    """Return a trial as the tracking store shall know it."""
     config = entry.config
     tags = {
         **run_tags(config, method=method_name(config)),
@@ -145,7 +145,7 @@ def cause_of(trial: TuneTrial) -> str:
 
 
 def cause_in(text: str) -> str:
-    """The same from Tune's list of a trial's failures, a paragraph each."""
+    """Return the same from Tune's list of a trial's failures, a paragraph each."""
     last = _FAILURE.split(text)[-1]
     if any(words in last for words in _NODE_DIED):
         return "the trial's node died"

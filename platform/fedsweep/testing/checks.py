@@ -61,7 +61,7 @@ def bytes_are_the_cards(subject: Subject) -> None:
 
 
 def _expected(plan: RoundPlan, costs: CostModel, card_values: Beside, seen: set[int]) -> tuple[int, int]:
-    """Bytes up and down of a round, from its plan and the card."""
+    """Return bytes up and down of a round, from its plan and the card."""
     beside = {"up": Fraction(0), "down": Fraction(0)}
     started = {job.client for point in plan.points for job in point.start if not job.resume}
     sending = {client for point in plan.points for client in point.attend}

@@ -38,7 +38,7 @@ class BackgroundCall(Generic[_T]):
             self._error = error
 
     def wait(self, *, silent_s: float = SILENT_S, at_most_s: float | None = AT_MOST_S) -> _T:
-        """The call's result.
+        """Return the call's result.
 
         Args:
             silent_s: How long it may wait for the store without computing anything. So a busy machine costs no

@@ -114,7 +114,7 @@ class MlflowRun:
         return cls(client=client, run_id=run_id, writer=writer, params=params, metrics=metrics, rounds=rounds)
 
     def experiment(self) -> str:
-        """The name of the experiment that it is in."""
+        """Return the name of the experiment that it is in."""
         with quiet_mlflow():
             where = self.client.get_run(self.run_id).info.experiment_id
             return str(self.client.get_experiment(where).name)
@@ -202,7 +202,7 @@ def is_complete(folder: Path, uri: str) -> bool:
 
 
 def key_text(text: str) -> str:
-    """The text as a name that MLflow admits: it may become a file's, so no part may be empty or lead elsewhere."""
+    """Return the text as a name that MLflow admits: maybe a file's, so no part may be empty or lead elsewhere."""
     parts = re.sub(r"[^A-Za-z0-9_.\-/: ]", "_", text)[:_KEY_CHARACTERS].split("/")
     return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
@@ -231,7 +231,7 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 
 def _find(client: MlflowClient, saved: Mapping[str, Any], uri: str) -> Run | None:
-    """The run that a folder names in this store; None where there is none, or its ids are of no use."""
+    """Return the run that a folder names in this store; None where there is none, or its ids are of no use."""
     from mlflow.exceptions import MlflowException
 
     run_id, mark, where = (saved.get(name) for name in ("run_id", "mark", "experiment_id"))
@@ -252,14 +252,14 @@ def _find(client: MlflowClient, saved: Mapping[str, Any], uri: str) -> Run | Non
 
 
 def _experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
-    """The experiment's id; it is created where it is not there yet."""
+    """Return the experiment's id; it is created where it is not there yet."""
     experiment = client.get_experiment_by_name(name) or _made(client, name, uri=uri, folder=folder)
     save_view(client, experiment)
     return str(experiment.experiment_id)
 
 
 def _own_experiment(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
-    """The name of the experiment that a sweep, known by its folder, has to itself; it is created if need be.
+    """Return the name of the experiment that a sweep, known by its folder, has to itself; it is created if need be.
 
     It has the sweep's name. Where another sweep, single runs or a deleted experiment have that, the folder's name
     stands behind it.

@@ -65,13 +65,13 @@ _CHATTY = ("mlflow.store.db.utils", "alembic", "urllib3.connectionpool")
 
 
 def local_store() -> Path:
-    """A folder as a run of this place would have it; the store is looked for above it."""
+    """Return a folder as a run of this place would have it; the store is looked for above it."""
     runs = Path("runs") / "run"
     return Path("run") if not (runs.parent / "mlflow.db").is_file() and Path("mlflow.db").is_file() else runs
 
 
 def resolve_uri(uri: str | None, *, out: Path) -> str | None:
-    """The store that a run writes to, as an absolute address; None: no tracking.
+    """Return the store that a run writes to, as an absolute address; None: no tracking.
 
     Args:
         uri: ``tracking.uri`` as configured; None: a sqlite file in the folder above ``out``.
@@ -100,7 +100,7 @@ def resolve_uri(uri: str | None, *, out: Path) -> str | None:
 
 
 def sqlite_uri(path: Path) -> str:
-    """The address of a sqlite file.
+    """Return the address of a sqlite file.
 
     Raises:
         ConfigError: The path has characters that MLflow would take for something else.
@@ -113,12 +113,12 @@ def sqlite_uri(path: Path) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The file of a sqlite store; None for other stores."""
+    """Return the file of a sqlite store; None for other stores."""
     return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
 
 
 def redacted(text: str) -> str:
-    """The text, of a library or a configuration, with the password of any address in it blotted out."""
+    """Return the text, of a library or a configuration, with the password of any address in it blotted out."""
     return re.sub(r"(://[^/\s:@]*:)[^/\s@]+@", r"\1***@", text)
 
 
@@ -218,7 +218,7 @@ def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
 
 
 def open_store(uri: str) -> MlflowClient:
-    """A client of the store, which is created where it is a sqlite file that is not there yet.
+    """Return a client of the store, which is created where it is a sqlite file that is not there yet.
 
     Raises:
         ResourceError: The store cannot be opened, in one line.
