@@ -144,7 +144,7 @@ def table_to_records(table: pa.Table) -> list[RoundRecord]:
 
 
 def with_sums(records: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
-    """Return a run's rows, from its first on, with ``total_bytes`` and ``best_accuracy`` where older versions lack them.
+    """Return a run's rows, from its first on, with ``total_bytes`` and ``best_accuracy`` where older ones lack them.
 
     Rows that have them stay the objects that they are.
     """
