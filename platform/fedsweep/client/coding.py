@@ -77,7 +77,7 @@ class Encoder:
 
 
 def travelling(submodel: SubModel, full: FlatLayout) -> Tensor:
-    """Which of a part's params travel (bool [P of the part])."""
+    """Mark a part's params that travel (bool [P of the part])."""
     part = submodel.layout(full)
     cover = submodel.embed(torch.ones(part.num_values, dtype=full.dtype), full).cover
     if cover is None:

@@ -89,7 +89,7 @@ class ClientOptimizer:
         return whole.numpy()
 
     def scale_and_clip(self) -> None:
-        """Makes the gradient ready for a step; a clipped one has its norm in the scale that the client steps in."""
+        """Make the gradient ready for a step; a clipped one has its norm in the scale that the client steps in."""
         assert self._flat.grad is not None
         if self._scale is not None:
             self._flat.grad.mul_(self._scale)

@@ -156,7 +156,7 @@ class StepPart:
 
 
 def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:
-    """Where the part's values lie in the client's own vector; None where the part is no choice of values."""
+    """Return the places of the part's values in the client's own vector; None where it is no choice of values."""
     # Each value is its own place: what extracting makes of them says where the part's values come from.
     numbers = torch.arange(whole.num_values)
     places = part.extract(numbers, whole)

@@ -106,7 +106,7 @@ class Steps:
         return loss.detach()
 
     def _loss(self, step: LocalStep) -> Tensor:
-        """Objective and terms at the present parameters."""
+        """Return objective and terms at the present parameters."""
         step._features = step._logits = step._whole_logits = None  # a solver may come back with other parameters
         loss: Tensor = ask(self._side.objective, "loss", step, when=self._when)
         for term in self._terms:

@@ -82,7 +82,7 @@ class ServerComponent(Checked, ABC):
         return any(getattr(cls, hook) is not _of_the_seam(cls, hook) for hook in hooks)
 
     def registration(self) -> tuple[str, ...]:
-        """Names of what clients send once before round 1 for this component (``"label_counts"``)."""
+        """Return names of what clients send once before round 1 for this component (``"label_counts"``)."""
         return ()
 
     def init(self, context: ServerContext) -> State:
@@ -91,7 +91,7 @@ class ServerComponent(Checked, ABC):
 
     @returns(items(Probe))
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
-        """One-off exchange before round 1: what every client measures at the initial model."""
+        """Return one-off exchange before round 1: what every client measures at the initial model."""
         return ()
 
     @returns(new_state)
@@ -109,7 +109,7 @@ class ServerComponent(Checked, ABC):
 
     @returns(items(Probe))
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
-        """Extra measurements that this round's clients make."""
+        """Return extra measurements that this round's clients make."""
         return ()
 
     @returns(new_state)

@@ -26,7 +26,7 @@ class Evaluation(ServerComponent):
     @abstractmethod
     @returns(_logits)
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
-        """Logits [B, C] for inputs [B, ...].
+        """Return logits [B, C] for inputs [B, ...].
 
         Args:
             state: The component's state.

@@ -101,11 +101,11 @@ class FrozenModel:
         self._model, self._values = model, {name: value.detach() for name, value in values.items()}
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Output of the model's ``features`` [B, D]."""
+        """Return output of the model's ``features`` [B, D]."""
         return features_with(self._model, self._values, inputs)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         return logits_with(self._model, self._values, inputs)
 
 
@@ -168,7 +168,7 @@ class LocalStep:
         return self._logits
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits of other inputs under the live params."""
+        """Return logits of other inputs under the live params."""
         logits: Tensor = self.model(inputs)
         return logits
 
@@ -182,7 +182,7 @@ class LocalStep:
         return self._whole_logits
 
     def head(self, features: Tensor) -> Tensor:
-        """Logits of given features [B, D] under the live params."""
+        """Return logits of given features [B, D] under the live params."""
         head: Callable[[Tensor], Tensor] = self.model.head  # type: ignore[assignment]
         return head(features)
 
@@ -197,7 +197,7 @@ class LocalStep:
         return FrozenModel(self._eval_copy(), dict(self.model.named_buffers()) | values)
 
     def forward_with(self, params: ParamTree, inputs: Tensor) -> Tensor:
-        """Logits of inputs under given, frozen params: of :meth:`frozen`."""
+        """Return logits of inputs under given, frozen params: of :meth:`frozen`."""
         return self.frozen(params).logits(inputs)
 
 

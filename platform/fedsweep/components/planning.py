@@ -155,7 +155,7 @@ def due_steps(interval: int, steps: int, *, sync_rule: SyncRule) -> tuple[int, .
 
 
 def cut_round(dues: Mapping[int, Iterable[int]], idle: tuple[int, ...] = ()) -> tuple[SyncPoint, ...]:
-    """Sync points from the steps after which each client synchronises.
+    """Return sync points from the steps after which each client synchronises.
 
     All clients count their steps from the round's start; whoever synchronises at a step is averaged with all
     others that do, and goes on from that average. A client with fewer steps than others waits with its result for

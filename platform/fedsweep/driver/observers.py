@@ -81,7 +81,7 @@ class Observer:
     phase: ClassVar[str] = "observers"
 
     def check(self) -> None:
-        """Makes sure, before anything is written, that the run can be watched.
+        """Make sure, before anything is written, that the run can be watched.
 
         Raises:
             ResourceError: What the observer needs is not there.

@@ -83,7 +83,7 @@ def plan_run(
 
 
 def session_settings(plan: Plan, folder: Path) -> SessionSettings:
-    """Where a run's session writes and how often."""
+    """Return the places where a run's session writes, and how often."""
     backend = {"backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1}
     code = {"sources": dict(plan.sources), "sources_changed": changes_on_the_way(folder)}
     return SessionSettings(

@@ -66,7 +66,7 @@ class Prices:
 
 
 def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
-    """Virtual seconds of download, steps and upload, with the round's jitter; who takes steps is of the cohort."""
+    """Return the virtual seconds of download, steps and upload, with jitter; who takes steps is of the cohort."""
     device = context.profiles[leg.client].device
     if device is None:
         raise InvariantError(f"client {leg.client} has no device")
@@ -94,7 +94,7 @@ def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTim
 
 
 def durations(context: RoundContext, prices: Prices) -> dict[int, float]:
-    """Virtual seconds that each member of the cohort would need for its whole round; empty without devices."""
+    """Return virtual seconds that each member of the cohort would need for its whole round; empty without devices."""
     if not context.cohort or context.profiles[context.cohort[0]].device is None:
         return {}
     return {k: whole_round(k, context, prices).total_s for k in context.cohort}

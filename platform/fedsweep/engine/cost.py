@@ -69,7 +69,7 @@ class CostModel:
         return self._counted.unknown
 
     def macs(self, submodel: SubModel, *, count_batch_norm: bool = False) -> int:
-        """Multiply-accumulates of one sample's forward pass; the mean where a round's steps train several parts."""
+        """Count multiply-accumulates of one sample's forward pass; the mean where a round's steps train many parts."""
         return round(sum(times * self._of_part(part, count_batch_norm) for part, times in submodel.trained()))
 
     def _of_part(self, submodel: SubModel, count_batch_norm: bool) -> int:
@@ -100,7 +100,7 @@ class CostModel:
         return total
 
     def flops(self, submodel: SubModel, samples: int, *, work: ClientWork | None = None, probed: float = 0) -> int:
-        """FLOPs of a client's work.
+        """Return FLOPs of a client's work.
 
         Args:
             submodel: What it trains.
@@ -113,11 +113,11 @@ class CostModel:
         return training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
 
     def forward_flops(self, submodel: SubModel) -> int:
-        """FLOPs of one sample's forward pass."""
+        """Return FLOPs of one sample's forward pass."""
         return training_flops(self.macs(submodel), 1, passes=1)
 
     def forward_macs(self, submodel: SubModel) -> float:
-        """MACs of a sample's forward pass, batch norms included; teachers' in the proportion that they add to a step.
+        """Count MACs of a sample's forward pass, batch norms included; teachers' in the proportion they add to a step.
 
         Source: FedDHAD's column "MLPs", which leaves open what a teacher counts.
         """
@@ -146,7 +146,7 @@ class CostModel:
         }
 
     def travelling(self, submodel: SubModel) -> Tensor:
-        """Which of the sub-model's params travel (bool [P of the part])."""
+        """Mark the sub-model's params that travel (bool [P of the part])."""
         key = submodel.key()
         if key not in self._travelling:
             self._travelling = {key: travelling(submodel, self.layout)}  # parts that are drawn anew do not come back

@@ -175,7 +175,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
 
 
 def steps_by_client(plan: RoundPlan) -> dict[int, int]:
-    """Local steps that each cohort member takes in a planned round."""
+    """Return local steps that each cohort member takes in a planned round."""
     taken = dict.fromkeys(plan.context.cohort, 0) | {k: work.steps for k, work in plan.lost.items()}
     for point, times in alike(plan.points):
         for job in point.start:

@@ -29,17 +29,17 @@ class Size(NamedTuple):
 
 
 def whole_values(sizes: Mapping[str, int]) -> dict[str, Size]:
-    """Sizes of so many values of four bytes each, by kind."""
+    """Return sizes of so many values of four bytes each, by kind."""
     return {kind: Size(values, BYTES_PER_VALUE * values) for kind, values in sizes.items()}
 
 
 def payload_sizes(tensors: Payload) -> dict[str, Size]:
-    """Sizes of tensors by name: booleans a bit each, packed; of narrow types their own bytes, of all others four."""
+    """Return tensors' sizes by name: booleans a bit each, packed; of narrow types their own bytes, of others four."""
     return {name: _size(tensor, min(tensor.element_size(), BYTES_PER_VALUE)) for name, tensor in tensors.items()}
 
 
 def message_sizes(tensors: Payload, dtype: torch.dtype) -> dict[str, Size]:
-    """Sizes of a codec's message: as of payloads, but wide types have all of their bytes, since codecs pack.
+    """Return sizes of a codec's message: as of payloads, but wide types have all of their bytes, since codecs pack.
 
     Args:
         tensors: The message.
@@ -85,7 +85,7 @@ class Ledger:
         self.message(client, direction, payload_sizes(tensors))
 
     def total(self, direction: Direction) -> int:
-        """Scalars in one direction."""
+        """Return scalars in one direction."""
         return sum(size for (_, way, _), size in self.values.items() if way == direction)
 
     def bytes(self, direction: Direction) -> int:
@@ -114,7 +114,7 @@ class Ledger:
         )
 
     def client_values(self, client: int) -> int:
-        """Scalars of one client, both ways."""
+        """Return scalars of one client, both ways."""
         return sum(size for (who, _, _), size in self.values.items() if who == client)
 
 

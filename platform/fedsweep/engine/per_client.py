@@ -66,7 +66,7 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def own_models_question(experiment: Experiment, test: ClientTest, round: int) -> Question:
-    """Asks every client how good the model is that it would use itself; under drift, with the round's classes."""
+    """Ask every client how good the model is that it would use itself; under drift, with the round's classes."""
     clients = tuple(profile.client for profile in experiment.world.profiles)
     return Question(clients=clients, probes=(test,), round=round, classes=experiment.classes(round))
 

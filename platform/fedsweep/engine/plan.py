@@ -252,7 +252,7 @@ class Planner:
     def _traffic(
         self, points: tuple[SyncPoint, ...], context: RoundContext, *, lost: Mapping[int, LostWork]
     ) -> tuple[Size, int]:
-        """Models' messages, and the bytes of masks."""
+        """Return models' messages, and the bytes of masks."""
         messages: Counter[tuple[int, Direction]] = Counter()
         for client, work in lost.items():
             messages.update({(client, "down"): 1, (client, "up"): int(work.sends)})

@@ -124,7 +124,7 @@ def _colour(place: int) -> str:
 
 
 def _ramp(scale: str, count: int) -> list[str]:
-    """Colours from dark to light, none of which is too pale for a line."""
+    """Return colours from dark to light, none of which is too pale for a line."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -276,7 +276,7 @@ def name_axes(axes: Axes, *, x: str, y: str) -> None:
 
 
 def share_axes(every: Sequence[Axes]) -> None:
-    """Gives panels with the same quantity on an axis the same range there, so that they can be compared.
+    """Give panels with the same quantity on an axis the same range there, so that they can be compared.
 
     Across, only where the ranges are of one size: what takes a thousand times as long would leave nothing to see.
     """
@@ -297,7 +297,7 @@ def share_axes(every: Sequence[Axes]) -> None:
 
 
 def add_setting(figure: Figure, text: str) -> None:
-    """Writes above a finished figure, which grows for it, under what it was measured."""
+    """Write above a finished figure, which grows for it, under what it was measured."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(text, int(width / _CHARACTER))
     figure.set_size_inches(width, height + _LEGEND_LINE * len(lines))
@@ -306,7 +306,7 @@ def add_setting(figure: Figure, text: str) -> None:
 
 
 def label_outer(figure: Figure) -> None:
-    """Leaves the y axis' name to the first panel of each line, where all panels have the same."""
+    """Leave the y axis' name to the first panel of each line, where all panels have the same."""
     every = [axes for axes in figure.axes if axes.get_subplotspec() is not None]
     if len({axes.get_ylabel() for axes in every}) > 1:
         return
@@ -317,7 +317,7 @@ def label_outer(figure: Figure) -> None:
 
 
 def save_both(figure: Figure, path_stem: Path) -> list[Path]:
-    """Writes a figure as PNG and as PDF, whose endings the stem lacks; the same figures give the same bytes.
+    """Write a figure as PNG and as PDF, whose endings the stem lacks; the same figures give the same bytes.
 
     Raises:
         InputError: They can't be written.
@@ -352,7 +352,7 @@ def tidy(axes: Axes) -> None:
 
 
 def save_figure(figure: Figure, target: Path) -> None:
-    """Writes a figure in the format that the file's suffix says, and makes the folder above it.
+    """Write a figure in the format that the file's suffix says, and make the folder above it.
 
     Raises:
         InputError: It can't be written.

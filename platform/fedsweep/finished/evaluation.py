@@ -366,7 +366,7 @@ def _finished(folder: RunFolder, *, needs_model: bool) -> dict[str, Any]:
 
 
 def _given(own: Dataset, images: np.ndarray, labels: np.ndarray) -> Dataset:
-    """Arrays as a data set, which checks them."""
+    """Return arrays as a data set, which checks them."""
     channels = images.shape[1] if getattr(images, "ndim", 0) == 4 else 1
     return Dataset(
         name="given arrays",

@@ -109,7 +109,7 @@ def shared_range(values: Iterable[float | None]) -> list[float] | None:
 
 
 def plain(text: str) -> str:
-    """Foreign text as Plotly's labels show it letter by letter: in them it reads tags, entities and ``%{}``."""
+    """Return foreign text as Plotly's labels show it letter by letter: in them it reads tags, entities and ``%{}``."""
     return html.escape(text, quote=False).replace("%{", "&#37;{")
 
 

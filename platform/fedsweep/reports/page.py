@@ -171,7 +171,7 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
 
 
 def plotly_script() -> str:
-    """Plotly's script, as the installed package has it."""
+    """Return Plotly's script, as the installed package has it."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
@@ -226,7 +226,7 @@ def _hash(text: str) -> str:
 
 
 def _embedded(tree: Mapping[str, Any]) -> str:
-    """JSON that cannot end the element it stands in."""
+    """Return JSON that cannot end the element it stands in."""
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -122,7 +122,7 @@ class _Columns:
 
 
 def _lines(study: Study, world: World, row: int, look: Look) -> Iterator[_Trace]:
-    """Traces of a row in a world."""
+    """Yield traces of a row in a world."""
     setting = study.settings[world.cells[row]]
     seeds = len(setting.counted)
     if setting.curve is not None and len(setting.runs) > 1:
@@ -308,7 +308,7 @@ class _End:
 
 
 def _means(study: Study, world: World) -> list[_End]:
-    """Means over seeds; none of what sent nothing or was not tested."""
+    """Return means over seeds; none of what sent nothing or was not tested."""
     ends = []
     for row, place in world.cells.items():
         setting = study.settings[place]

@@ -311,7 +311,7 @@ def world_frame(study: Study, figures: Sequence[str], *, order: Sequence[int]) -
 
 
 def setting_rows(study: Study, places: Iterable[int]) -> list[dict[str, Any]]:
-    """Settings' figures by column, in SI units and unrounded, None where there is none, and the world of each.
+    """Return settings' figures by column, in SI units and unrounded, None where there is none, and the world of each.
 
     Of a setting that is in several worlds it is the first.
     """

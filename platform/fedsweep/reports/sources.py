@@ -49,7 +49,7 @@ class Found:
 
 
 def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
-    """Reads all runs that the sources name.
+    """Read all runs that the sources name.
 
     Args:
         sources: Folders, or names of MLflow experiments; what is a folder is taken as one.
@@ -130,7 +130,7 @@ def _tagged_folders(client: MlflowClient, name: str) -> list[Path]:
 
 
 def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
-    """Trials of a sweep that never began: they have no folder, so they would be passed over in silence."""
+    """Return trials of a sweep that never began: they have no folder, so they would be passed over in silence."""
     try:
         trials = SweepFolder(sweep).read_plan().trials
     except InputError as error:

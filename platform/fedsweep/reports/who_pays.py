@@ -52,7 +52,7 @@ def share_rows(settings: Sequence[Setting]) -> list[ShareRow]:
 
 
 def print_shares(settings: Sequence[Setting], console: Console) -> None:
-    """Prints the rows where there are some."""
+    """Print the rows where there are some."""
     from rich.table import Table
     from rich.text import Text
 

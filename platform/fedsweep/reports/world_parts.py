@@ -131,5 +131,5 @@ def _accuracies(setting: Setting) -> Mapping[int, list[float]]:
 
 
 def handovers(front: Sequence[FrontRow]) -> list[tuple[FrontRow, FrontRow]]:
-    """Neighbours on the front of which the dearer cannot be told from the cheaper."""
+    """Return neighbours on the front of which the dearer cannot be told from the cheaper."""
     return [(cheaper, dearer) for cheaper, dearer in itertools.pairwise(front) if dearer.is_unsure]

@@ -215,7 +215,7 @@ def _how_to_read(grid: Grid) -> list[str]:
 
 
 def _judged(grid: Grid) -> list[str]:
-    """Which rows' accuracy is not the common model's."""
+    """Note the rows whose accuracy is not the common model's."""
     columns: dict[str, list[str]] = {}
     for row in grid.table.rows:
         if row.accuracy and row.name in grid.rows:

@@ -217,17 +217,17 @@ def costs_of(table: Reproduction, estimator: Estimator | None = None) -> TableCo
 
 
 def hours_here(cost: Cost) -> float:
-    """Hours that runs take here, where each has a core to itself and all cores are busy."""
+    """Return hours that runs take here, where each has a core to itself and all cores are busy."""
     return cost.seconds / 3600 / cores()
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``90m``, ``10h`` or ``1.5d``.
+    """Return seconds of ``90m``, ``10h`` or ``1.5d``.
 
     Raises:
         ConfigError: It is no such text.

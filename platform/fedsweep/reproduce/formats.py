@@ -47,7 +47,7 @@ _LONGEST_HEADING = 16
 
 
 def print_grid(grid: Grid, console: Console) -> None:
-    """Prints a table in the paper's arrangement; below each other what does not fit beside each other.
+    """Print a table in the paper's arrangement; below each other what does not fit beside each other.
 
     Args:
         grid: The table.

@@ -74,17 +74,17 @@ def measure_function(name: str) -> Callable[..., float | None] | None:
 
 
 def check_table_kind(name: str) -> None:
-    """Raises a ConfigError where there is no kind of tables of that name."""
+    """Raise a ConfigError where there is no kind of tables of that name."""
     _check(name, _TABLES, also=(RUNS,))
 
 
 def check_figure_kind(name: str) -> None:
-    """Raises a ConfigError where there is no kind of figures of that name."""
+    """Raise a ConfigError where there is no kind of figures of that name."""
     _check(name, _FIGURES)
 
 
 def check_measure(name: str) -> None:
-    """Raises a ConfigError where a measure's ``of`` leads nowhere, or is nearly a measure's name."""
+    """Raise a ConfigError where a measure's ``of`` leads nowhere, or is nearly a measure's name."""
     if measure_function(name) is None and get_close_matches(name, _MEASURES.names(), cutoff=_ALIKE):
         raise ConfigError(unknown_name("measure", name, _MEASURES.names()))
 

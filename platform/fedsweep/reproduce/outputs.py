@@ -34,7 +34,7 @@ _CELLS = TypeAdapter(list[GridCell])
 
 
 def write_outputs(grid: Grid, folder: Path) -> list[Path]:
-    """Replaces a folder's table in all of its forms.
+    """Replace a folder's table in all of its forms.
 
     Raises:
         OutputError: The folder can't be written.
@@ -54,7 +54,7 @@ def write_outputs(grid: Grid, folder: Path) -> list[Path]:
 
 
 def remove_outputs(folder: Path) -> None:
-    """Removes a table's files and pictures, so that none of an earlier one stays."""
+    """Remove a table's files and pictures, so that none of an earlier one stays."""
     for path in (folder / MEASURED, *(folder / name for name in FORMS), *_pictures(folder)):
         path.unlink(missing_ok=True)
 

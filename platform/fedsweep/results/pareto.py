@@ -135,7 +135,7 @@ def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float,
 
 
 def budget_grid(curves: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
-    """Budgets 1, 2, 5, 10, ... from the cheapest first evaluation to the dearest last one, in bytes.
+    """Return budgets 1, 2, 5, 10, ... from the cheapest first evaluation to the dearest last one, in bytes.
 
     A curve has bytes and accuracy, ascending in bytes.
     """

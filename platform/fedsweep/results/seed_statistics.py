@@ -145,7 +145,7 @@ def _difference(first: int, second: int, gaps: Sequence[float]) -> Difference:
 
 
 def _paired_p(gaps: np.ndarray) -> float:
-    """Two-sided p value of Student's paired t test [n >= 2]."""
+    """Compute two-sided p value of Student's paired t test [n >= 2]."""
     from scipy.stats import ttest_1samp
 
     # Gaps that are all alike have no spread to divide by; SciPy would warn and give NaN.

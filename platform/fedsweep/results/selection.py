@@ -104,7 +104,7 @@ def _canonical(text: str) -> str | float:
 def order_of(
     members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], name: str, *, what: str = "--sort"
 ) -> list[int]:
-    """Places of runs or settings in the order that a name asks for; who has no such figure comes last.
+    """Return places of runs or settings in the order that a name asks for; who has no such figure comes last.
 
     Args:
         members: Runs, or settings of these.

@@ -151,7 +151,7 @@ class Counting(Protocol):
 
 
 def counted(runs: Sequence[Counting]) -> list[int]:
-    """Which of a setting's runs its means are over, wherever they are shown: places in the order given.
+    """Choose those of a setting's runs that its means are over, wherever they are shown: places in the order given.
 
     One per seed, and only those that have finished; where none has finished, those under way. A failed run, or one
     without rounds, never counts.

@@ -16,13 +16,13 @@ _NAMING = ("name", "kind", "merge")
 
 
 def clean(value: Any, *, longest: int = _LONGEST_TEXT) -> str:
-    """Any value as one line of printable characters; what is too long is cut."""
+    """Return any value as one line of printable characters; what is too long is cut."""
     text = "".join(character if character.isprintable() else " " for character in str(value)[: longest + 1])
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Names with commas between; of more than ``most`` the first, and how many more there are."""
+    """Return names with commas between; of more than ``most`` the first, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -38,7 +38,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Seconds for people, in the unit that keeps the number short: ``95s``, ``12.5m``, ``3.4h``, ``2.1d``."""
+    """Return seconds for people, in the unit that keeps the number short: ``95s``, ``12.5m``, ``3.4h``, ``2.1d``."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING if seconds is None else str(seconds)
     if seconds < 99.95:
@@ -81,7 +81,7 @@ def value_text(value: Any) -> str:
 
 
 def without_shared_start(names: Sequence[str]) -> list[str]:
-    """Names without the words that all of them begin with, as the trials of a sweep do with its name.
+    """Return names without the words that all of them begin with, as the trials of a sweep do with its name.
 
     A single name, or one that would be left empty, stays whole.
     """

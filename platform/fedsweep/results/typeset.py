@@ -85,14 +85,14 @@ def _no_formula(cell: object) -> object:
 
 
 def unicode_text(text: str) -> str:
-    r"""Text in which ``$\alpha$`` and its like are the letters that :func:`latex_text` writes so."""
+    r"""Return text in which ``$\alpha$`` and its like are the letters that :func:`latex_text` writes so."""
     for character, command in _LATEX.items():
         text = text.replace(command, character) if command.startswith("$") else text
     return text
 
 
 def latex_text(text: object) -> str:
-    """Text as LaTeX sets it; two hyphens stay two."""
+    """Return text as LaTeX sets it; two hyphens stay two."""
     apart = re.sub("-(?=-)", "-\0", str(text))
     return "".join(_LATEX.get(character, character) for character in apart)
 

@@ -68,5 +68,5 @@ def _git_says(*words: str, folder: Path) -> str | None:
 
 
 def peak_memory_mb() -> float:
-    """Greatest resident memory of this process so far, in MB."""
+    """Return greatest resident memory of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

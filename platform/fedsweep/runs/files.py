@@ -139,7 +139,7 @@ class ObjectStore:
         self._intact: set[ObjectRef] = set()
 
     def path(self, ref: ObjectRef) -> Path:
-        """Where an object lies."""
+        """Return the path of an object."""
         return self._folder / f"{ref.sha256}{self._suffix}"
 
     def put(self, data: bytes) -> ObjectRef:
@@ -219,7 +219,7 @@ class ObjectStore:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Puts a file in its place as a whole: after a kill or a power cut there is the old one or the new one.
+    """Put a file in its place as a whole: after a kill or a power cut there is the old one or the new one.
 
     Args:
         path: The file.

@@ -101,7 +101,7 @@ class RunFolder:
             raise OutputError(f"{self.path}: cannot be made a run's folder: it is a file")
 
     def check_is_run(self) -> None:
-        """Refuses a folder that is not there, or a sweep's, whose configuration looks like a run's.
+        """Refuse a folder that is not there, or a sweep's, whose configuration looks like a run's.
 
         Raises:
             OutputError: It is one of these.
@@ -120,7 +120,7 @@ class RunFolder:
         return self.path / CHECKPOINTS
 
     def write_config(self, text: str) -> None:
-        """Writes the resolved configuration; the first file of a run."""
+        """Write the resolved configuration; the first file of a run."""
         self._write(CONFIG, text.encode())
 
     def read_config(self) -> str:
@@ -135,7 +135,7 @@ class RunFolder:
             raise OutputError(f"{self.path / CONFIG}: not a text file in UTF-8 (byte {error.start})") from error
 
     def write_table(self, name: str, table: pa.Table) -> None:
-        """Writes one of the run's tables, or replaces it."""
+        """Write one of the run's tables, or replaces it."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -144,7 +144,7 @@ class RunFolder:
         self._write(name, sink.getvalue().to_pybytes())
 
     def write_rounds(self, records: Sequence[RoundRecord]) -> None:
-        """Replaces the table of rounds by one with a row for each record."""
+        """Replace the table of rounds by one with a row for each record."""
         self.write_table(ROUNDS, self._rounds.of(records))
 
     def rounds_table(self) -> pa.Table:
@@ -174,7 +174,7 @@ class RunFolder:
         return table
 
     def client_table(self, name: str) -> pa.Table | None:
-        """:data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
+        """Read :data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
 
         Raises:
             OutputError: The file is damaged, or has more rows than a run writes that fits into memory.
@@ -182,11 +182,11 @@ class RunFolder:
         return self._read_table(name) if (self.path / name).exists() else None
 
     def write_scenario(self, text: str) -> None:
-        """Writes who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
+        """Write who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
         self._write(SCENARIO, text.encode())
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Writes the result; what is not finite becomes null."""
+        """Write the result; what is not finite becomes null."""
         text = json.dumps(_jsonable(result), indent=2, sort_keys=True, allow_nan=False)
         self._write(RESULT, f"{text}\n".encode())
 
@@ -215,7 +215,7 @@ class RunFolder:
         return (self.path / ROUNDS).is_file()
 
     def write_model(self, state: Mapping[str, Tensor]) -> str:
-        """Writes the model's tensors; equal tensors give equal bytes.
+        """Write the model's tensors; equal tensors give equal bytes.
 
         Returns:
             The file's SHA-256, in hexadecimal digits.
@@ -277,7 +277,7 @@ class RunFolder:
         return [name for name in (*_FILES, CHECKPOINTS) if os.path.lexists(self.path / name)]
 
     def _clear(self) -> None:
-        """Removes an earlier run. Its folder may be someone's project with a ``checkpoints`` of its own."""
+        """Remove an earlier run. Its folder may be someone's project with a ``checkpoints`` of its own."""
         if not self._is_ours():
             raise OutputError(
                 f"{self.path} has files with the names of a run's, but no {CONFIG} that a run wrote, so they are not"

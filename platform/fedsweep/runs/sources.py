@@ -133,7 +133,7 @@ _first_seen: dict[str, tuple[ModuleSpec | None, str]] = {}
 
 
 def _modules_named(value: Any) -> Iterator[str]:
-    """Modules that a part of a configuration names, as ``package.module:callable`` or by an entry point."""
+    """Yield modules that a part of a configuration names, as ``package.module:callable`` or by an entry point."""
     if isinstance(value, Mapping):
         for item in value.values():
             yield from _modules_named(item)
@@ -221,7 +221,7 @@ def _place_of(name: str) -> tuple[Path | None, list[str] | None]:
 
 
 def _spec_on_disk(name: str) -> ModuleSpec | None:
-    """Where a module would be imported from; unlike importlib's own function, this imports no package above it."""
+    """Return a module's origin and folders; unlike importlib's own function, this imports no package above it."""
     parent, path = name.rpartition(".")[0], None
     if parent:
         path = _place_of(parent)[1]
@@ -251,7 +251,7 @@ def _library_folders() -> frozenset[Path]:
 
 
 def _imports(text: bytes, name: str, *, is_package: bool) -> Iterator[str]:
-    """Names that a module's import statements may mean, those inside functions included."""
+    """Yield names that a module's import statements may mean, those inside functions included."""
     package = name if is_package else name.rpartition(".")[0]
     try:
         nodes = list(ast.walk(ast.parse(text)))

@@ -157,7 +157,7 @@ def _name(config: Config, trial: Trial) -> str:
 
 
 def _backend(config: Config, actors: int) -> dict[str, Any]:
-    """Where the trial's own process computes: it is on the cluster already."""
+    """Return the settings of the backend in the trial's own process: it is on the cluster already."""
     if actors:
         return {"backend": "ray", "client_actors": actors}
     # What is reserved and not computed on is the cluster's affair: without it the trial is a run for any machine.
@@ -166,7 +166,7 @@ def _backend(config: Config, actors: int) -> dict[str, Any]:
 
 
 def _sample_trials(config: Config) -> list[Trial]:
-    """Points of a space that only a search will go through, to check it by."""
+    """Return points of a space that only a search will go through, to check it by."""
     keys = space_keys(config)
     points = [{key: draw(config, key, sample=number) for key in keys} for number in range(1, _SAMPLE_DRAWS + 1)]
     return [make_trial(config, n, values) for n, values in enumerate(points, start=1)]

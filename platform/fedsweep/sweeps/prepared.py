@@ -138,7 +138,7 @@ class PreparedSweep:
         return {"spec": vars(spec).copy(), "share": asdict(share), "values": values}
 
     def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:
-        """Where a scheduler changes values on the way: those that the trial had last."""
+        """Return the values that the trial had last, where a scheduler changes them on the way."""
         path = self.folder.trial_path(entry.trial) / CONFIG
         if not path.is_file():
             return dict(entry.trial.values)

@@ -90,7 +90,7 @@ def extended(
 
 
 def _found(folder: SweepFolder, names: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Hash of the configuration and folder of each run that was begun; one that is damaged is no trial's."""
+    """Yield hash of the configuration and folder of each run that was begun; one that is damaged is no trial's."""
     for name in names:
         path = folder.path / name / CONFIG
         if not path.is_file():

@@ -74,7 +74,7 @@ def decoded(config: Config, proposed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_optuna(config: Config, folder: Path) -> Searcher:
-    """Optuna's search, with a study that lasts in a file of the sweep's folder; see :func:`check_optuna`."""
+    """Return Optuna's search, with a study that lasts in a file of the sweep's folder; see :func:`check_optuna`."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
     from ray.tune.search.optuna import OptunaSearch

@@ -239,7 +239,7 @@ def draw(config: Config, key: str, *, sample: int) -> Any:
 
 
 def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested mappings."""
+    """Yield dotted keys and values of nested mappings."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from walk(value, f"{prefix}{key}.")

@@ -139,7 +139,7 @@ class Watcher(KeptHere, tune.Callback):
 
 
 def cause_of(trial: TuneTrial) -> str:
-    """Why a trial failed last, in one line: what its process wrote down, or what Ray says of a lost process."""
+    """Return the cause of a trial's last failure, in one line: its process's own, or Ray's on a lost process."""
     path = Path(trial.error_file) if trial.error_file else None
     return cause_in(path.read_text(errors="replace") if path is not None and path.is_file() else "")
 

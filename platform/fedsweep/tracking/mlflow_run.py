@@ -120,7 +120,7 @@ class MlflowRun:
             return str(self.client.get_experiment(where).name)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
-        """Logs params that the run does not have yet; long values are cut and passwords blotted out."""
+        """Log params that the run does not have yet; long values are cut and passwords blotted out."""
         from mlflow.entities import Param
 
         texts = {key_text(key): redacted(_value_text(value))[:_VALUE_CHARACTERS] for key, value in config.items()}
@@ -132,7 +132,7 @@ class MlflowRun:
             self.params.update(param.key for param in part)
 
     def log_dataset(self, config: Mapping[str, Any]) -> None:
-        """Logs the scenario of a flat, resolved configuration as the run's input: the same world, the same digest."""
+        """Log the scenario of a flat, resolved configuration as the run's input: the same world, the same digest."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         world = {k: v for k, v in sorted(config.items()) if k.startswith("scenario.") and k not in _PLACES}
@@ -160,12 +160,12 @@ class MlflowRun:
         self.rounds |= {point.step for point in points if point.key == _EVERY_ROUND}
 
     def log_file(self, path: Path, *, into: str | None = None) -> None:
-        """Logs a file as an artifact, in the artifact folder ``into`` where one is given."""
+        """Log a file as an artifact, in the artifact folder ``into`` where one is given."""
         with quiet_mlflow():
             self.client.log_artifact(self.run_id, str(path), into)
 
     def end(self, status: str) -> None:
-        """Ends the run: ``finished``, ``failed`` or ``killed``."""
+        """End the run: ``finished``, ``failed`` or ``killed``."""
         self._check_writer()
         with quiet_mlflow():
             self.client.set_terminated(self.run_id, _STATUSES[status])

@@ -123,14 +123,14 @@ def redacted(text: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a store could not be used, in one line: of what MLflow, SQLAlchemy, requests or the system raise."""
+    """Return an error's reason in one line: MLflow's, SQLAlchemy's, requests' or the system's."""
     lines = [line.strip() for line in redacted(str(error)).splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("(raised as a result of")]
     return (telling or lines or [type(error).__name__])[0]
 
 
 def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
-    """Makes sure, without writing anything, that a run can be tracked.
+    """Make sure, without writing anything, that a run can be tracked.
 
     Args:
         uri: An address from :func:`resolve_uri`.
@@ -234,7 +234,7 @@ def open_store(uri: str) -> MlflowClient:
 
 
 def _make(path: Path) -> None:
-    """Makes a store beside its place: who is killed meanwhile, or finds the disk full, leaves no half of one there."""
+    """Make a store beside its place: who is killed meanwhile, or finds the disk full, leaves no half of one there."""
     place = Path(os.path.realpath(path))
     for old in place.parent.glob(f"{glob.escape(place.name)}-new-*"):
         old.unlink(missing_ok=True)
@@ -249,7 +249,7 @@ def _make(path: Path) -> None:
 
 @contextmanager
 def quiet_mlflow() -> Iterator[None]:
-    """Sets MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
+    """Set MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Between MLflow and its dependencies; for good, since threads have the filters in common.
@@ -377,7 +377,7 @@ def _lock_path(path: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a sqlite store; processes on this machine take turns, and one that is killed gives it back.
+    """Hold the lock of a sqlite store; processes on this machine take turns, and one that is killed gives it back.
 
     Raises:
         ResourceError: Another process holds it for minutes, or its file cannot be opened.

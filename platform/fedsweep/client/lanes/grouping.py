@@ -109,7 +109,7 @@ class Lanes:
         return tile
 
     def _fitted(self, pattern: Lane) -> int:
-        """As many lanes as the device's memory has room for."""
+        """Return as many lanes as the device's memory has room for."""
         # Of two widths, so that what a process holds anyway is not counted for each lane.
         few, many = (Tile(self._side, pattern, width).peak_memory(pattern) for width in _PROBED)
         total = torch.cuda.get_device_properties(0).total_memory * torch.cuda.get_per_process_memory_fraction()

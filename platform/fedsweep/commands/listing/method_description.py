@@ -126,7 +126,7 @@ def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
 
 
 def executors(builder: Callable[..., FederatedMethod]) -> str:
-    """Which executors a method knows without parameters of one's own, in words; tried in a world of milliseconds."""
+    """Return the executors that a method knows without parameters, in words; tried in a world of milliseconds."""
     try:
         whole, uneven = _refused(builder, local_steps=2), _refused(builder, local_steps=None)
     except (FedsweepError, TypeError) as error:

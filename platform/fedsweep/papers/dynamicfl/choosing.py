@@ -183,7 +183,7 @@ def _label_counts(cell: Cell) -> np.ndarray:
 def _of_size(
     method: Any, problems: Sequence[Any], size: int, *, deadline: float | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Divergences and seconds of a method's groups of a size; None where the deadline came first."""
+    """Return divergences and seconds of a method's groups of a size; None where the deadline came first."""
     divergences, seconds = [], []
     for problem in problems:
         start = time.perf_counter()

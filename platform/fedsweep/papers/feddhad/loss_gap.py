@@ -74,7 +74,7 @@ class ClientGaps:
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Pearson's coefficient, -1..1; None where one of the two does not vary."""
+    """Compute Pearson's coefficient, -1..1; None where one of the two does not vary."""
     from scipy.stats import pearsonr
 
     return float(pearsonr(x, y).statistic) if np.ptp(x) > 0 and np.ptp(y) > 0 else None
@@ -151,7 +151,7 @@ def gap_figure(scene: Scene) -> Figure:
 
 
 def gap_pearson(run: RunView) -> float | None:
-    """Pearson's coefficient of divergence and degree over a finished run's clients, -1..1."""
+    """Compute Pearson's coefficient of divergence and degree over a finished run's clients, -1..1."""
     return gaps_of(run.folder).figures()["gap_pearson"]
 
 

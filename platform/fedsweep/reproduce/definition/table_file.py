@@ -221,7 +221,7 @@ def _check_kinds(table: TableFile) -> None:
 
 
 def table_names() -> list[str]:
-    """Names of all tables that ship with the package, sorted."""
+    """Return names of all tables that ship with the package, sorted."""
     return [preset.name for preset in list_presets() if has_table(preset.path)]
 
 

@@ -114,5 +114,5 @@ def _stage(file: Path, called: str) -> str:
 
 
 def _tall(count: int) -> float:
-    """Height of a panel whose rows are clients."""
+    """Return height of a panel whose rows are clients."""
     return PANEL_HEIGHT + (1.2 if count <= 2 else 0.6)

@@ -168,7 +168,7 @@ def scene_of(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str]
 
 
 def draw(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
-    """Draws one entry of a table's ``figures:``.
+    """Draw one entry of a table's ``figures:``.
 
     Args:
         figure: The entry.

@@ -99,7 +99,7 @@ def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
 
 
 def why_unknown(experiment: Experiment) -> str | None:
-    """Why a run's costs cannot be told from its plan, or None where they can."""
+    """Return the reason why a run's costs cannot be told from its plan, or None where they can."""
     method, world, stop = experiment.method, experiment.world, experiment.training.stop
     for seam, component in method.server_components:
         if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):

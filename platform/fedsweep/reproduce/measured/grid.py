@@ -348,7 +348,7 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
 
 
 def _why_not(view: RunView | str) -> str:
-    """Why it has not finished; empty where it has."""
+    """Return the reason why it has not finished; empty where it has."""
     if isinstance(view, str):
         return view
     if view.status == "finished":

@@ -238,7 +238,7 @@ class CheckpointStore:
         return Loaded(state=None, path=None, skipped=tuple(skipped))
 
     def _manifests(self) -> list[Path]:
-        """Newest first."""
+        """List the manifests, newest first."""
         self._check_folder()
         if not self._folder.is_dir():
             return []
@@ -294,7 +294,7 @@ def _manifest_bytes(manifest: _Manifest) -> bytes:
 
 
 def _digest(body: object) -> str:
-    """Of the content, whatever the spaces around it."""
+    """Compute the digest of the content, whatever the spaces around it."""
     return hashlib.sha256(
         json.dumps(body, sort_keys=True, separators=(",", ":"), default=vars).encode("ascii")
     ).hexdigest()

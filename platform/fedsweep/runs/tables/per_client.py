@@ -29,7 +29,7 @@ _ACCURACY_NAMES = ("round", "client", "accuracy", "samples", "personal_accuracy"
 
 
 def write_client_tables(folder: RunFolder, experiment: Experiment, state: RunState) -> None:
-    """Replaces the tables that have rows for each client of each round; not as often as that of the rounds.
+    """Replace the tables that have rows for each client of each round; not as often as that of the rounds.
 
     All that is written follows from the state, so nothing is there twice after a resume.
     """

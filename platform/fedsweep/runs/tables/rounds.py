@@ -123,7 +123,7 @@ class GrowingTable:
 
 
 def _joined(first: pa.Table, second: pa.Table) -> pa.Table:
-    """Two tables of a run's rounds, one below the other; an extra figure that only one has is null in the other."""
+    """Join two tables of a run's rounds, one below the other; a figure that only one has is null in the other."""
     import pyarrow as pa
 
     _check_ascending([*first.column("round").to_pylist()[-1:], *second.column("round").to_pylist()[:1]])
@@ -159,7 +159,7 @@ def with_sums(records: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
 
 
 def check_round_table(table: pa.Table, source: object) -> None:
-    """Refuses a table that is not one of rounds.
+    """Refuse a table that is not one of rounds.
 
     Raises:
         OutputError: A column is missing or of another type, a cell that must be there is null, or the rounds do not
