@@ -38,7 +38,7 @@ class Cell:
         column: The column's name.
         seed: The seed.
         values: Dotted key -> value: where it differs from the table's base with the user's own settings; the seed last.
-        given: The whole configuration, as a user would give it.
+        config_tree: The whole configuration, as a user would write it.
     """
 
     row: str

@@ -221,7 +221,7 @@ def _place_of(name: str) -> tuple[Path | None, list[str] | None]:
 
 
 def _spec_on_disk(name: str) -> ModuleSpec | None:
-    """Return a module's origin and folders; unlike importlib's own function, this imports no package above it."""
+    """Return a module's spec; unlike importlib's own function, this imports no package above it."""
     parent, path = name.rpartition(".")[0], None
     if parent:
         path = _place_of(parent)[1]
