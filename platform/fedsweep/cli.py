@@ -103,7 +103,7 @@ def _options(
 
 @functools.cache
 def _command() -> Any:
-    """The command line; Typer's own options for completion are switches, too, and are shown as such."""
+    """Return the command line; Typer's own options for completion are switches, too, and are shown as such."""
     command = typer.main.get_command(app)
     for option in command.params:
         if option.name in ("install_completion", "show_completion"):

@@ -14,7 +14,7 @@ _NUM_TEST = 1000
 
 
 def data_for(name: str, request: Request) -> tuple[Dataset, str]:
-    """The data set ``"cifar10"`` or ``"mnist"``, or noise of its shape where it is not there, and what to call it."""
+    """Return the data set ``"cifar10"`` or ``"mnist"``, or noise of its shape where it is not there, and its name."""
     if is_present(name, root=request.root):
         return load_dataset(name, root=request.root, download=False), name
     return noise(name), f"noise shaped like {name}"

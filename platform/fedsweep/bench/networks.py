@@ -30,7 +30,7 @@ class SpeedCnn(nn.Module):
         self.fc2 = nn.Linear(128, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[B, C]``."""
+        """Return logits ``[B, C]``."""
         maps = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(inputs)))), 2)
         hidden = F.relu(self.fc1(self.dropout1(maps).flatten(1)))
         logits: Tensor = self.fc2(self.dropout2(hidden))
@@ -51,6 +51,6 @@ class Logistic(nn.Module):
         self.linear = nn.Linear(channels * height * width, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[B, C]``."""
+        """Return logits ``[B, C]``."""
         logits: Tensor = self.linear(inputs.flatten(1))
         return logits

@@ -60,7 +60,7 @@ class PlainWork:
 
 
 def work_of(plan: Plan, dataset: Dataset) -> PlainWork:
-    """A run's work, taken out of fedsweep's hands.
+    """Return a run's work, taken out of fedsweep's hands.
 
     Args:
         plan: A run with clients of equal size, a number of local steps, and SGD without momentum.
@@ -87,7 +87,7 @@ def work_of(plan: Plan, dataset: Dataset) -> PlainWork:
 
 
 def _as_torch_has_it(build: Callable[[], nn.Module]) -> nn.Module:
-    """The network without what fedsweep does to its images on a CPU."""
+    """Return the network without what fedsweep does to its images on a CPU."""
     model = build()
     model.pixels_last = False  # type: ignore[assignment]
     return model
@@ -112,11 +112,11 @@ class PlainLoop:
         self._server = [p.detach().clone() for p in self._model.parameters()]
 
     def play(self, rounds: int) -> float:
-        """Seconds of so many rounds."""
+        """Return seconds of so many rounds."""
         return self._timed(rounds, self._average)
 
     def play_in_step(self, rounds: int) -> float:
-        """Seconds of so many rounds in which the clients' models are averaged after every step."""
+        """Return seconds of so many rounds in which the clients' models are averaged after every step."""
         return self._timed(rounds, self._average_each_step)
 
     def _timed(self, rounds: int, play: Callable[[], None]) -> float:
@@ -166,7 +166,7 @@ class PlainLoop:
         return [int(k) for k in self._drawn.choice(len(self._labels), self._work.cohort, replace=False)]
 
     def _batches(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels of a client's steps; its images are made ready once where that is less work."""
+        """Yield inputs and labels of a client's steps; its images are made ready once where that is less work."""
         work, size = self._work, self._labels.shape[1]
         passes = -(-work.steps * work.batch_size // size)
         order = torch.from_numpy(np.concatenate([self._drawn.permutation(size) for _ in range(passes)]))

@@ -58,7 +58,7 @@ class Player:
         self.accuracy: float | None = None
 
     def play(self, rounds: int) -> float:
-        """Seconds of so many further rounds."""
+        """Return seconds of so many further rounds."""
         began = time.perf_counter()
         for _ in range(rounds):
             step = self._session.step()

@@ -74,7 +74,7 @@ class Figure:
         return statistics.median(self.ours_s)
 
     def shown(self) -> str:
-        """One line."""
+        """Return one line."""
         ratio = "" if self.ratio is None else f", {self.ratio:.2f} times as fast as {self.against}"
         return f"{self.what}: {self.seconds:.3g} s{ratio}"
 

@@ -33,7 +33,7 @@ _GIVEN: Mapping[str, Any] = {
 
 
 def planned(dataset: Dataset, runtime: Mapping[str, Any], **more: Any) -> Plan:
-    """The comparison's run on CIFAR-10, or noise of its shape; what is given are sections."""
+    """Return the comparison's run on CIFAR-10, or noise of its shape; what is given are sections."""
     return plan_of({**_GIVEN, "runtime": runtime, **more}, dataset)
 
 

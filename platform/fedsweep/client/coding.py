@@ -33,7 +33,7 @@ class Encoder:
         self._left = torch.zeros(full.num_params, dtype=full.dtype) if left is None else left
 
     def encoded(self, reply: Reply, anchor: Tensor | None, stream: Stream) -> Reply:
-        """The answer with its params encoded.
+        """Return the answer with its params encoded.
 
         Args:
             reply: With the client's model [V of its part], on the CPU.
@@ -77,7 +77,7 @@ class Encoder:
 
 
 def travelling(submodel: SubModel, full: FlatLayout) -> Tensor:
-    """Which of a part's params travel (bool [P of the part])."""
+    """Mark a part's params that travel (bool [P of the part])."""
     part = submodel.layout(full)
     cover = submodel.embed(torch.ones(part.num_values, dtype=full.dtype), full).cover
     if cover is None:
@@ -86,7 +86,7 @@ def travelling(submodel: SubModel, full: FlatLayout) -> Tensor:
 
 
 def decoded_model(codec: Codec, message: Payload, *, rest: Tensor, anchor: Tensor, travels: Tensor) -> Tensor:
-    """The model [V of the part] as the server has it.
+    """Return the model [V of the part] as the server has it.
 
     Args:
         codec: The method's.

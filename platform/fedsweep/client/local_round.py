@@ -268,7 +268,7 @@ class LocalRound:
         return self._shard.everything()[0]  # made ready once, where somebody looks at them
 
     def _view(self, purpose: str, *, reads_data: bool = True) -> LocalClient:
-        """The client as it is now; ``purpose`` names its random numbers."""
+        """Return the client as it is now; ``purpose`` names its random numbers."""
         model, anchor, facts = self.model.bound().eval(), self.model.anchor_tree, self._facts
         tests = (None, None) if self._tests is None else self._tests.everything()
         return LocalClient(

@@ -17,7 +17,7 @@ from fedsweep.trees import FlatLayout, ParamTree
 
 
 def cut_memory(memory: Any, submodel: SubModel, full: FlatLayout) -> Any:
-    """A memory as a sub-model sees it: every tree of parameters in it cut to the part; the rest as it is.
+    """Return a memory as a sub-model sees it: every tree of parameters in it cut to the part; the rest as it is.
 
     Args:
         memory: A tree of dicts, lists, tuples and leaves. A dict from the model's parameter names, all of them, to
@@ -70,12 +70,12 @@ def _is_param_tree(value: Any, layout: FlatLayout) -> bool:
 
 
 def _names(layout: FlatLayout, stop: int) -> set[str]:
-    """The names of what lies before a place in the vector."""
+    """Return the names of what lies before a place in the vector."""
     return {name for name, place in layout.places().items() if place.start < stop}
 
 
 def _like(tree: ParamTree, layout: FlatLayout, vector: Tensor) -> ParamTree:
-    """A vector as a tree with buffers, where the given one has some, or without."""
+    """Return a vector as a tree with buffers, where the given one has some, or without."""
     has_buffers = len(tree) > len(_names(layout, layout.num_params))
     return layout.model(vector) if has_buffers else layout.params(vector)
 

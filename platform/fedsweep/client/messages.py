@@ -81,7 +81,7 @@ class ClientSide:
         return self.solver.plain and self.optimizer.is_bare and not see_gradients
 
     def share(self, client: int) -> float:
-        """A client's number of samples over the clients' mean."""
+        """Return a client's number of samples over the clients' mean."""
         return len(self.indices[client]) * len(self.indices) / sum(map(len, self.indices))
 
 
@@ -125,7 +125,7 @@ class Progress:
     classes: tuple[int, ...] | None = None
 
     def carried_on(self, samples: int, classes: tuple[int, ...] | None) -> Progress:
-        """The same, carried into a round with so many samples of these classes."""
+        """Return the same, carried into a round with so many samples of these classes."""
         union = None if self.classes is None or classes is None else tuple(sorted({*self.classes, *classes}))
         return replace(self, samples=self.samples + samples, classes=union)
 
@@ -184,7 +184,7 @@ class Question:
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def of(self, clients: Sequence[int]) -> Question:
-        """The same question to some of them."""
+        """Return the same question to some of them."""
         return replace(self, clients=tuple(clients))
 
 

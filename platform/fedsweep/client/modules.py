@@ -42,7 +42,7 @@ class BoundModule:
         self.eval_copy = cache(partial(eval_copy, self.module))
 
     def bind(self, views: list[Tensor]) -> nn.Module:
-        """The module, with the given tensors as its parameters and buffers."""
+        """Return the module, with the given tensors as its parameters and buffers."""
         # By the list itself, of which each client has one: nothing is compared where the same client is stepped again.
         if self._bound is not views:
             # Not strict: riders come last in the layout, and no tensor of the module is theirs.
@@ -52,7 +52,7 @@ class BoundModule:
         return self.module
 
     def descend(self, loss: Tensor, values: list[Tensor], rate: float) -> Tensor:
-        """A step of the loss's gradient alone, to the same bits as by way of :attr:`gradient`.
+        """Take a step of the loss's gradient alone, to the same bits as by way of :attr:`gradient`.
 
         A backward pass would read and write that vector twice before an optimiser reads it: with 1.6 million parameters
         an eighth of a step's time.
@@ -119,5 +119,5 @@ class ClientModel:
             self._named[name].copy_(value)
 
     def bound(self) -> nn.Module:
-        """The module with these values, in the mode in which it was left."""
+        """Return the module with these values, in the mode in which it was left."""
         return self.slot.bind(self.views)

@@ -24,7 +24,7 @@ def optimizer_riders(settings: OptimizerSettings, num_params: int) -> list[tuple
 
 
 def state_slots(settings: OptimizerSettings) -> list[tuple[str, bool]]:
-    """The optimiser's state tensors: name, and whether it has one value per parameter."""
+    """Return the optimiser's state tensors: name, and whether it has one value per parameter."""
     if settings.name == "adam":
         return [("exp_avg", True), ("exp_avg_sq", True), ("step", False)]
     return [("momentum_buffer", True)] if settings.momentum else []
@@ -79,7 +79,7 @@ class ClientOptimizer:
         return value
 
     def _grown(self, name: str) -> np.ndarray:
-        """A state tensor in the full model's size: the sub-model's share; the rest as it was, or zero."""
+        """Return a state tensor in the full model's size: the sub-model's share; the rest as it was, or zero."""
         part, model = self.as_torch.state[self._flat][name].detach().cpu(), self._model
         covered, params = model.submodel.stays(model.layout.padded(part), model.full), slice(model.full.num_params)
         whole = covered.vector[params].clone()
@@ -89,7 +89,7 @@ class ClientOptimizer:
         return whole.numpy()
 
     def scale_and_clip(self) -> None:
-        """Makes the gradient ready for a step; a clipped one has its norm in the scale that the client steps in."""
+        """Make the gradient ready for a step; a clipped one has its norm in the scale that the client steps in."""
         assert self._flat.grad is not None
         if self._scale is not None:
             self._flat.grad.mul_(self._scale)
@@ -100,7 +100,7 @@ class ClientOptimizer:
             self._flat.grad.mul_(self._scale)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The state as arrays of the full model's size, for the client's memory."""
+        """Return the state as arrays of the full model's size, for the client's memory."""
         state = self.as_torch.state.get(self._flat, {})
         return {
             name: self._grown(name) if whole else state[name].cpu().numpy().copy()
@@ -108,7 +108,7 @@ class ClientOptimizer:
         }
 
     def live(self) -> dict[str, Tensor]:
-        """The state tensors by name, live."""
+        """Return the state tensors by name, live."""
         state = self.as_torch.state.get(self._flat, {})
         return {name: state[name] for name, _ in state_slots(self._settings)}
 

@@ -22,7 +22,7 @@ _CACHE_BYTES = 64 * 2**20
 
 
 def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
-    """The batches of a round as arrays of positions in the client's shard.
+    """Return the batches of a round as arrays of positions in the client's shard.
 
     Passes over the data are independent random permutations. With ``whole_batches`` they are joined and cut into
     batches of exactly ``batch_size``, so a batch may cross from one pass into the next and a sample may come twice
@@ -43,7 +43,7 @@ def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
 
 
 def pass_accuracies(hits: Sequence[tuple[int, int]], num_samples: int) -> tuple[float, ...]:
-    """Accuracy of each pass over the data; a last, partial pass counts as one.
+    """Return accuracy of each pass over the data; a last, partial pass counts as one.
 
     Args:
         hits: For each batch how many samples were told right, and how many it had.
@@ -106,7 +106,7 @@ class Shard:
         return int(self.targets.shape[0])
 
     def batch(self, positions: np.ndarray, augment: Callable[[], Stream]) -> tuple[Tensor, Tensor]:
-        """Inputs [B, C, H, W] and targets [B] of a training batch."""
+        """Return inputs [B, C, H, W] and targets [B] of a training batch."""
         index = torch.from_numpy(positions)
         if self._device != "cpu":
             index = index.to(self._device)
@@ -117,11 +117,11 @@ class Shard:
         return inputs, self.targets.index_select(0, index)
 
     def everything(self) -> tuple[Tensor, Tensor]:
-        """All inputs [n, C, H, W], without augmentation, and all targets [n]."""
+        """Return all inputs [n, C, H, W], without augmentation, and all targets [n]."""
         return self._convert(self._raw(self._indices), None, train=False), self.targets
 
     def _raw(self, indices: np.ndarray) -> Tensor:
-        """Samples of the training set as they are there."""
+        """Return samples of the training set as they are there."""
         if isinstance(self._images, Tensor):
             return self._images.index_select(0, torch.from_numpy(indices).to(self._images.device))
         return torch.from_numpy(self._images[indices])
@@ -148,15 +148,15 @@ class Batches:
         self._order = batch_order(work, stream(seed, "batches", round, client))
 
     def sizes(self, first: int, steps: int) -> list[int]:
-        """Samples of each of some steps."""
+        """Return samples of each of some steps."""
         return [len(positions) for positions in self._order[first : first + steps]]
 
     def seed(self, position: int) -> int:
-        """Of the network's own draws (dropout) in a step."""
+        """Return the key of the network's own draws (dropout) in a step."""
         return stream(self._seed, "dropout", *self._key, position).seed(56)
 
     def at(self, position: int) -> tuple[Tensor, Tensor]:
-        """Inputs [B, C, H, W] and targets [B] of a step."""
+        """Return inputs [B, C, H, W] and targets [B] of a step."""
         return self._shard.batch(self._order[position], lambda: stream(self._seed, "augment", *self._key, position))
 
 

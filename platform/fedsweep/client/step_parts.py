@@ -37,7 +37,7 @@ class PartSteps(Steps):
         return step
 
     def _part_of(self, position: int) -> StepPart | None:
-        """The part that a step trains; None: all that the client has."""
+        """Return the part that a step trains; None: all that the client has."""
         if self._at[position] == FULL_MODEL:
             return None
         key = self._at[position].key()
@@ -99,7 +99,7 @@ class StepPart:
         self.params, self.gradients = layout.params(self._vector), layout.params(self.slot.gradient)
 
     def module(self) -> nn.Module:
-        """The module in training mode, with the part's values."""
+        """Return the module in training mode, with the part's values."""
         module = self.slot.bind(self._views)
         return module if module.training else module.train()
 
@@ -113,11 +113,11 @@ class StepPart:
         self.slot.gradient.zero_()
 
     def tree(self, vector: Tensor) -> ParamTree:
-        """The part's params and float buffers of a vector like the client's own."""
+        """Return the part's params and float buffers of a vector like the client's own."""
         return self.slot.layout.model(self._part.extract(vector, self._whole))
 
     def memory(self, memory: Any) -> Any:
-        """A term's memory as the part sees it."""
+        """Return a term's memory as the part sees it."""
         return cut_memory(memory, self._part, self._whole)
 
     def broadcast(self, payload: Payload) -> Payload:
@@ -156,7 +156,7 @@ class StepPart:
 
 
 def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:
-    """Where the part's values lie in the client's own vector; None where the part is no choice of values."""
+    """Return the places of the part's values in the client's own vector; None where it is no choice of values."""
     # Each value is its own place: what extracting makes of them says where the part's values come from.
     numbers = torch.arange(whole.num_values)
     places = part.extract(numbers, whole)

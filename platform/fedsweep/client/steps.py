@@ -73,7 +73,7 @@ class Steps:
         return loss
 
     def _shown(self, position: int, inputs: Tensor, targets: Tensor) -> LocalStep:
-        """The step as objective and terms see it."""
+        """Return the step as objective and terms see it."""
         model, facts = self._model, self._facts
         return LocalStep(
             inputs=inputs,
@@ -96,7 +96,7 @@ class Steps:
         return loss
 
     def _gradient(self, step: LocalStep) -> Tensor:
-        """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
+        """Return the loss at the present parameters; its gradient lies in the slot's gradient vector."""
         # In place, never None: the parameters' gradients are views of this vector, to which a backward pass adds.
         self._model.slot.gradient.zero_()
         loss = self._loss(step)
@@ -106,7 +106,7 @@ class Steps:
         return loss.detach()
 
     def _loss(self, step: LocalStep) -> Tensor:
-        """Objective and terms at the present parameters."""
+        """Return objective and terms at the present parameters."""
         step._features = step._logits = step._whole_logits = None  # a solver may come back with other parameters
         loss: Tensor = ask(self._side.objective, "loss", step, when=self._when)
         for term in self._terms:

@@ -118,7 +118,7 @@ class ClientTerm:
         return self.memory
 
     def _in(self, step: LocalStep) -> LocalStep:
-        """The step with the term's memory, cut to what the step trains."""
+        """Return the step with the term's memory, cut to what the step trains."""
         step.memory = self._present if step._cut is None else step._cut(self._present)
         return step
 
@@ -146,6 +146,6 @@ def _takes(hook: Callable[..., Any]) -> frozenset[str]:
 
 @cache
 def _own_hooks(kind: type[LocalTerm]) -> frozenset[str]:
-    """The optional hooks in which a term does something: the others are not asked."""
+    """Return the optional hooks in which a term does something: the others are not asked."""
     hooks = ("init", "prepare", "loss", "gradient", "after_step", "finish")
     return frozenset(hook for hook in hooks if kind.has_own(hook))

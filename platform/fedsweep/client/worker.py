@@ -159,7 +159,7 @@ class Worker:
         return self._answer(segment, due, current.cpu() if folded and self.index == 0 else None)
 
     def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
-        """The clients' steps that are due, as far as they can be taken in lanes."""
+        """Return the clients' steps that are due, as far as they can be taken in lanes."""
         assert self._lanes is not None
         return self._lanes.take([lane for k in clients if (lane := self._rounds[k].lane()) is not None])
 
@@ -234,7 +234,7 @@ class Worker:
         *,
         num_visits: int = 0,
     ) -> Shard:
-        """A client's samples of a round; under drift, of its classes."""
+        """Return a client's samples of a round; under drift, of its classes."""
         return Shard(
             images,
             labels,

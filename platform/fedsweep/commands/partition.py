@@ -101,7 +101,7 @@ def _print_counts(counts_NC: np.ndarray, title: str) -> None:
 
 
 def _shown_clients(num_clients: int) -> list[int | None]:
-    """All clients, or the first and the last with None for those between."""
+    """Return all clients, or the first and the last with None for those between."""
     if num_clients <= _MOST_CLIENTS:
         return list(range(num_clients))
     return [*range(_EDGE_CLIENTS), None, *range(num_clients - _EDGE_CLIENTS, num_clients)]

@@ -56,7 +56,7 @@ class Weighting(ServerComponent):
     @abstractmethod
     @returns(pair("weights [{n}], state", _weights))
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        """Weights [M] in float64, non-negative, that sum to 1 unless the class says otherwise; the new state.
+        """Return weights [M] in float64, non-negative, that sum to 1 unless the class says otherwise; the new state.
 
         Where ``needs_updates`` is False, the weights of a sync point inside a round depend on who attends alone, and
         the state there stays as it is: where nobody could tell, such a point never comes to the server.
@@ -64,7 +64,7 @@ class Weighting(ServerComponent):
 
 
 def by_samples(updates: Sequence[ClientUpdate]) -> Tensor:
-    """``n_k / sum_j n_j`` in float64 [M]."""
+    """Compute ``n_k / sum_j n_j`` in float64 [M]."""
     counts = torch.tensor([u.num_samples for u in updates], dtype=torch.float64)
     return counts / counts.sum()
 
@@ -102,7 +102,7 @@ class ServerUpdate(ServerComponent):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """The server's next vector [V] and the new state.
+        """Return the server's next vector [V] and the new state.
 
         Only the first ``layout.num_params`` coordinates may be extrapolated; buffers and riders take the mean.
         """
@@ -178,4 +178,4 @@ class Refinement(ServerComponent):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """The refined vector [V] and the new state."""
+        """Return the refined vector [V] and the new state."""

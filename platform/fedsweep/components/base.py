@@ -82,21 +82,21 @@ class ServerComponent(Checked, ABC):
         return any(getattr(cls, hook) is not _of_the_seam(cls, hook) for hook in hooks)
 
     def registration(self) -> tuple[str, ...]:
-        """Names of what clients send once before round 1 for this component (``"label_counts"``)."""
+        """Return names of what clients send once before round 1 for this component (``"label_counts"``)."""
         return ()
 
     def init(self, context: ServerContext) -> State:
-        """The state before round 1."""
+        """Return the state before round 1."""
         return {}
 
     @returns(items(Probe))
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
-        """One-off exchange before round 1: what every client measures at the initial model."""
+        """Return one-off exchange before round 1: what every client measures at the initial model."""
         return ()
 
     @returns(new_state)
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
-        """The state after every client has answered this component's set-up probes."""
+        """Return the state after every client has answered this component's set-up probes."""
         return state
 
     @returns(named(Published))
@@ -109,17 +109,17 @@ class ServerComponent(Checked, ABC):
 
     @returns(items(Probe))
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
-        """Extra measurements that this round's clients make."""
+        """Return extra measurements that this round's clients make."""
         return ()
 
     @returns(new_state)
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """The state after a sync point."""
+        """Return the state after a sync point."""
         return state
 
     @returns(new_state)
     def observe(self, state: State, record: RoundRecord) -> State:
-        """The state after a round."""
+        """Return the state after a round."""
         return state
 
     def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
@@ -138,5 +138,5 @@ class ServerComponent(Checked, ABC):
 
 
 def _of_the_seam(kind: type, hook: str) -> object:
-    """The hook as the seam's abstract base has it: the first class that knows it."""
+    """Return the hook as the seam's abstract base has it: the first class that knows it."""
     return next(vars(base)[hook] for base in reversed(kind.__mro__) if hook in vars(base))

@@ -40,7 +40,7 @@ class Codec(Checked, ABC):
     @abstractmethod
     @returns(named(Tensor))
     def encode(self, move: Tensor, stream: Stream) -> Payload:
-        """The message.
+        """Return the message.
 
         Args:
             move: Of the params that travel, in their order [T], on the CPU; never changed in place.
@@ -49,7 +49,7 @@ class Codec(Checked, ABC):
 
     @abstractmethod
     def decode(self, message: Payload, size: int) -> Tensor:
-        """The move as the server has it, from the message alone [T].
+        """Return the move as the server has it, from the message alone [T].
 
         Args:
             message: What :meth:`encode` made.

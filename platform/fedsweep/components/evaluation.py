@@ -26,7 +26,7 @@ class Evaluation(ServerComponent):
     @abstractmethod
     @returns(_logits)
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
-        """Logits [B, C] for inputs [B, ...].
+        """Return logits [B, C] for inputs [B, ...].
 
         Args:
             state: The component's state.
@@ -36,7 +36,7 @@ class Evaluation(ServerComponent):
         """
 
     def voters(self, state: State) -> Sequence[Tensor] | None:
-        """The updates' models [V] that answers depend on, as the state keeps them: a finished run is tested with these.
+        """Return the updates' models [V] that answers depend on, as the state keeps them, to test a finished run.
 
         Args:
             state: The component's state after the round.

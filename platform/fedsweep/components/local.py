@@ -73,7 +73,7 @@ NOBODY = ClientFacts()
 
 
 def eval_copy(model: nn.Module) -> nn.Module:
-    """A copy of a client's module in evaluation mode, to be asked under any values.
+    """Return a copy of a client's module in evaluation mode, to be asked under any values.
 
     The client's own module can't be asked: in training mode a forward pass would move its batch norms' statistics and
     draw its dropout.
@@ -101,11 +101,11 @@ class FrozenModel:
         self._model, self._values = model, {name: value.detach() for name, value in values.items()}
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Output of the model's ``features`` [B, D]."""
+        """Return output of the model's ``features`` [B, D]."""
         return features_with(self._model, self._values, inputs)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         return logits_with(self._model, self._values, inputs)
 
 
@@ -168,7 +168,7 @@ class LocalStep:
         return self._logits
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits of other inputs under the live params."""
+        """Return logits of other inputs under the live params."""
         logits: Tensor = self.model(inputs)
         return logits
 
@@ -182,12 +182,12 @@ class LocalStep:
         return self._whole_logits
 
     def head(self, features: Tensor) -> Tensor:
-        """Logits of given features [B, D] under the live params."""
+        """Return logits of given features [B, D] under the live params."""
         head: Callable[[Tensor], Tensor] = self.model.head  # type: ignore[assignment]
         return head(features)
 
     def frozen(self, values: ParamTree) -> FrozenModel:
-        """A model that is only asked, in evaluation mode: ``step.frozen(step.anchor).logits(inputs)``.
+        """Return a model that is only asked, in evaluation mode: ``step.frozen(step.anchor).logits(inputs)``.
 
         Args:
             values: All params by name, and the float buffers; buffers that are not given are the live ones.
@@ -197,7 +197,7 @@ class LocalStep:
         return FrozenModel(self._eval_copy(), dict(self.model.named_buffers()) | values)
 
     def forward_with(self, params: ParamTree, inputs: Tensor) -> Tensor:
-        """Logits of inputs under given, frozen params: of :meth:`frozen`."""
+        """Return logits of inputs under given, frozen params: of :meth:`frozen`."""
         return self.frozen(params).logits(inputs)
 
 
@@ -249,7 +249,7 @@ class Objective(Checked, ABC):
     @abstractmethod
     @returns(scalar)
     def loss(self, step: LocalStep) -> Tensor:
-        """A differentiable scalar, the mean over the batch."""
+        """Return a differentiable scalar, the mean over the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +319,7 @@ class LocalTerm(Checked, ABC):
 
     @returns(term_memory)
     def init(self, params: ParamTree) -> Memory:
-        """The client's memory before its first job."""
+        """Return the client's memory before its first job."""
         return {}
 
     @returns(pair("memory, params or None", term_memory, params_tree))
@@ -329,12 +329,12 @@ class LocalTerm(Checked, ABC):
 
     @returns(optional(scalar))
     def loss(self, step: LocalStep) -> Tensor | None:
-        """A differentiable scalar that is added to the objective."""
+        """Return a differentiable scalar that is added to the objective."""
         return None
 
     @returns(params_tree)
     def gradient(self, step: LocalStep) -> ParamTree | None:
-        """A gradient that is added after the backward pass, before clipping."""
+        """Return a gradient that is added after the backward pass, before clipping."""
         return None
 
     @returns(pair("memory, params or None", term_memory, params_tree))

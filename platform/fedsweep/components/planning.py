@@ -32,7 +32,7 @@ class Selection(ServerComponent):
     @abstractmethod
     @returns(pair("a tuple of client ids, state", items(int, np.integer)))
     def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
-        """The cohort, of ``context.available``, and the new state.
+        """Return the cohort, of ``context.available``, and the new state.
 
         Its order matters only to a pacing that reads ``context.drawn``.
         """
@@ -68,13 +68,13 @@ class SubModelPolicy(ServerComponent):
     @abstractmethod
     @returns(pair("sub-models by client, state", named(SubModel)))
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
-        """Each cohort member's sub-model, and the new state."""
+        """Return each cohort member's sub-model, and the new state."""
 
     @returns(pair("vector [{n}], state", finite_vector))
     def after_aggregate(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """The server's next model [V] as the policy leaves it, and the new state: after all refinements.
+        """Return the server's next model [V] as the policy leaves it, and the new state: after all refinements.
 
         Where the parts of later rounds leave something out for good, this is where it becomes zero.
         """
@@ -108,7 +108,7 @@ class Pacing(ServerComponent):
     @abstractmethod
     @returns(pair("sync points, state", items(SyncPoint)))
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
-        """The round's sync points in order, and the new state.
+        """Return the round's sync points in order, and the new state.
 
         Asked where there is a cohort, or a client that still holds work.
         """
@@ -118,7 +118,7 @@ class Pacing(ServerComponent):
         return False
 
     def costs(self, context: RoundContext) -> tuple[float, float]:
-        """Values that a client moves in a round at the high and at the low frequency, for the scenario's budgets.
+        """Return a client's values per round at the high and at the low frequency, for the scenario's budgets.
 
         A pacing without two frequencies of its own takes the extremes: a sync point at every step, and one a round.
         """
@@ -155,7 +155,7 @@ def due_steps(interval: int, steps: int, *, sync_rule: SyncRule) -> tuple[int, .
 
 
 def cut_round(dues: Mapping[int, Iterable[int]], idle: tuple[int, ...] = ()) -> tuple[SyncPoint, ...]:
-    """Sync points from the steps after which each client synchronises.
+    """Return sync points from the steps after which each client synchronises.
 
     All clients count their steps from the round's start; whoever synchronises at a step is averaged with all
     others that do, and goes on from that average. A client with fewer steps than others waits with its result for

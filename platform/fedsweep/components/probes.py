@@ -88,7 +88,7 @@ class Probe(Checked, ABC):
     @abstractmethod
     @returns(named(Tensor))
     def measure(self, client: LocalClient) -> Payload:
-        """The measurement; never changes what it is given."""
+        """Return the measurement; never changes what it is given."""
 
 
 class ClientTest(Probe):
@@ -103,7 +103,7 @@ class ClientTest(Probe):
 
     @abstractmethod
     def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
-        """The client's own model: inputs [B, ...] to logits [B, C].
+        """Return the client's own model: inputs [B, ...] to logits [B, C].
 
         Args:
             client: ``anchor`` and ``params`` are the server's model; what it remembers is in ``memories``.

@@ -40,7 +40,7 @@ def reckoned_seconds(cost: Forecast) -> float:
 
 
 def choose_backend(config: Config, experiment: Experiment) -> tuple[int, str]:
-    """Client actors of a run, where 0 is the local backend; and why, in words.
+    """Return client actors of a run, where 0 is the local backend; and why, in words.
 
     ``auto`` is this process where the clients' training is short, or only one client actor would be there; elsewhere,
     where client actors are asked for or an address is given, it is Ray with an actor per CPU (at most the cohort).
@@ -71,7 +71,7 @@ def choose_backend(config: Config, experiment: Experiment) -> tuple[int, str]:
 
 
 def _actors(config: Config, experiment: Experiment) -> int:
-    """Client actors on Ray; more than the cohort would have nothing to do."""
+    """Return client actors on Ray; more than the cohort would have nothing to do."""
     runtime = config.runtime
     cohort = experiment.training.cohort_size
     if isinstance(runtime.client_actors, int):

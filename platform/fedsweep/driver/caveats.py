@@ -41,7 +41,7 @@ def caveats(experiment: Experiment, records: Sequence[RoundRecord]) -> list[str]
 
 
 def blamed(error: ClientJobError, experiment: Experiment, state: RunState) -> Exception:
-    """A client's failure; where the model that it was sent computes NaN, the fault of whatever made that model."""
+    """Return a client's failure; where the model sent to it computes NaN, the fault of whatever made that model."""
     if not state.records or not _computes_nan(state.records[-1]):
         return error
     last = state.round

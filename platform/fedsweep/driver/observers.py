@@ -43,7 +43,7 @@ class RunInfo:
 
 
 def run_tags(config: Config, *, method: str, git_commit: str | None = None) -> dict[str, str]:
-    """The tags of a run.
+    """Return the tags of a run.
 
     Args:
         config: Its configuration, resolved.
@@ -63,7 +63,7 @@ def run_tags(config: Config, *, method: str, git_commit: str | None = None) -> d
 
 
 def method_name(config: Config) -> str:
-    """The method's name; merged ones joined by plus signs."""
+    """Return the method's name; merged ones joined by plus signs."""
     spec = config.method
     parts = [spec] if "name" in spec else spec["merge"]
     return "+".join(str(part["name"]) for part in parts)
@@ -81,7 +81,7 @@ class Observer:
     phase: ClassVar[str] = "observers"
 
     def check(self) -> None:
-        """Makes sure, before anything is written, that the run can be watched.
+        """Make sure, before anything is written, that the run can be watched.
 
         Raises:
             ResourceError: What the observer needs is not there.

@@ -77,7 +77,7 @@ class Phases:
         place[self._name] = place.get(self._name, 0.0) + spent
 
     def split(self) -> Mapping[str, Any]:
-        """Ends the last one; seconds, to a thousandth: see :data:`TIMING` in docs/watching.md."""
+        """End the last one; seconds, to a thousandth: see :data:`TIMING` in docs/watching.md."""
         self._close()
         rounds = self._rounds or []
         parts = [sum(self._before.values()), sum(rounds), sum(self._after.values())]

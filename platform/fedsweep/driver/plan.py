@@ -30,7 +30,7 @@ class Plan:
     sources: Sources
 
     def to_yaml(self) -> str:
-        """The configuration, and in comments the values that it leaves open."""
+        """Return the configuration, and in comments the values that it leaves open."""
         values = implied(self.config, self.experiment.world)
         lines = [f"#   {line}" for line in yaml12.dump(values).splitlines()] if values else []
         return self.config.to_yaml() + "".join(f"{line}\n" for line in ["# null stands for", *lines] if lines)

@@ -83,7 +83,7 @@ def plan_run(
 
 
 def session_settings(plan: Plan, folder: Path) -> SessionSettings:
-    """Where a run's session writes and how often."""
+    """Return the places where a run's session writes, and how often."""
     backend = {"backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1}
     code = {"sources": dict(plan.sources), "sources_changed": changes_on_the_way(folder)}
     return SessionSettings(
@@ -111,7 +111,7 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
 
 
 def present_umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """Return the process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -229,7 +229,7 @@ def _drive(
 
 
 def _timed(result: dict[str, Any], folder: Path, phases: Phases) -> dict[str, Any]:
-    """The result together with how long everything took, which is known last; the run is whole without it."""
+    """Return the result together with how long everything took, which is known last; the run is whole without it."""
     result = {**result, TIMING: phases.split()}
     with contextlib.suppress(FedsweepError):
         os.close(write_along(folder))  # or it is no longer the folder that this run was written to
@@ -289,7 +289,7 @@ def run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunIn
 
 
 def resumable(folder: Path) -> tuple[Config, bool]:
-    """The configuration of a run that is to go on, and whether it has finished already.
+    """Return the configuration of a run that is to go on, and whether it has finished already.
 
     Raises:
         OutputError: The folder holds no run.

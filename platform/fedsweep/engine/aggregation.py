@@ -76,7 +76,7 @@ def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapp
 
 
 def visible(updates: Sequence[ClientUpdate], component: ServerComponent) -> list[ClientUpdate]:
-    """The updates as a component may see them: without vectors where it said that it needs none."""
+    """Return the updates as a component may see them: without vectors where it said that it needs none."""
     # Who did not say that it reads models can't: a folded round has none, and bits may not depend on folding.
     hidden = not component.needs_updates
     return [replace(u, vector=None) if hidden and u.vector is not None else u for u in updates]
@@ -153,6 +153,6 @@ class Aggregator:
         return vector, weights, states
 
     def _for(self, seam: str, sync: SyncContext) -> SyncContext:
-        """The sync point as a component sees it: with random numbers that no other component has."""
+        """Return the sync point as a component sees it: with random numbers that no other component has."""
         # By the sync point's number, not by how many were aggregated here: folded or not, a component draws the same.
         return replace(sync, stream=stream(self._seed, seam, sync.round, -1, sync.index))

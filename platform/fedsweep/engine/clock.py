@@ -61,12 +61,12 @@ class Prices:
         return measured + self.costs.job_passes
 
     def probed_in(self, jobs: int) -> float:
-        """The same of all of a client's jobs in a round."""
+        """Return the same of all of a client's jobs in a round."""
         return (jobs - 1) * self.probed(last=False) + self.probed(last=True) if jobs else 0.0
 
 
 def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
-    """Virtual seconds of download, steps and upload, with the round's jitter; who takes steps is of the cohort."""
+    """Return the virtual seconds of download, steps and upload, with jitter; who takes steps is of the cohort."""
     device = context.profiles[leg.client].device
     if device is None:
         raise InvariantError(f"client {leg.client} has no device")
@@ -94,14 +94,14 @@ def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTim
 
 
 def durations(context: RoundContext, prices: Prices) -> dict[int, float]:
-    """Virtual seconds that each member of the cohort would need for its whole round; empty without devices."""
+    """Return virtual seconds that each member of the cohort would need for its whole round; empty without devices."""
     if not context.cohort or context.profiles[context.cohort[0]].device is None:
         return {}
     return {k: whole_round(k, context, prices).total_s for k in context.cohort}
 
 
 def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:
-    """The clock at the round's end: every sync point waits for its attendees.
+    """Return the clock at the round's end: every sync point waits for its attendees.
 
     Work that nobody waits for goes on after the round, unless the whole round waits for nobody: then it lasts as long
     as its jobs.

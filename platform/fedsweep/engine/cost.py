@@ -69,7 +69,7 @@ class CostModel:
         return self._counted.unknown
 
     def macs(self, submodel: SubModel, *, count_batch_norm: bool = False) -> int:
-        """Multiply-accumulates of one sample's forward pass; the mean where a round's steps train several parts."""
+        """Count multiply-accumulates of one sample's forward pass; the mean where a round's steps train many parts."""
         return round(sum(times * self._of_part(part, count_batch_norm) for part, times in submodel.trained()))
 
     def _of_part(self, submodel: SubModel, count_batch_norm: bool) -> int:
@@ -83,7 +83,7 @@ class CostModel:
         return self._macs[key]
 
     def _scaled(self, submodel: SubModel, count_batch_norm: bool) -> int | None:
-        """The layers' costs in proportion to their weights; None where the part's tensors are no slices.
+        """Return the layers' costs in proportion to their weights; None where the part's tensors are no slices.
 
         Spares a forward pass for each of the sub-models that are drawn anew in every round.
         """
@@ -100,7 +100,7 @@ class CostModel:
         return total
 
     def flops(self, submodel: SubModel, samples: int, *, work: ClientWork | None = None, probed: float = 0) -> int:
-        """FLOPs of a client's work.
+        """Return FLOPs of a client's work.
 
         Args:
             submodel: What it trains.
@@ -113,11 +113,11 @@ class CostModel:
         return training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
 
     def forward_flops(self, submodel: SubModel) -> int:
-        """FLOPs of one sample's forward pass."""
+        """Return FLOPs of one sample's forward pass."""
         return training_flops(self.macs(submodel), 1, passes=1)
 
     def forward_macs(self, submodel: SubModel) -> float:
-        """MACs of a sample's forward pass, batch norms included; teachers' in the proportion that they add to a step.
+        """Count MACs of a sample's forward pass, batch norms included; teachers' in the proportion they add to a step.
 
         Source: FedDHAD's column "MLPs", which leaves open what a teacher counts.
         """
@@ -146,14 +146,14 @@ class CostModel:
         }
 
     def travelling(self, submodel: SubModel) -> Tensor:
-        """Which of the sub-model's params travel (bool [P of the part])."""
+        """Mark the sub-model's params that travel (bool [P of the part])."""
         key = submodel.key()
         if key not in self._travelling:
             self._travelling = {key: travelling(submodel, self.layout)}  # parts that are drawn anew do not come back
         return self._travelling[key]
 
     def num_bytes(self, submodel: SubModel, direction: Direction) -> int:
-        """Bytes of that message in total."""
+        """Return bytes of that message in total."""
         return sum(size.num_bytes for size in self.sizes(submodel, direction).values())
 
 
@@ -208,11 +208,11 @@ class Charges:
 
 
 def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:
-    """Bytes that travel once per client: number of samples, label counts where they are read; the mean, back."""
+    """Return bytes that travel once per client: number of samples, label counts where they are read; the mean, back."""
     labels = experiment.world.data.num_classes if "label_counts" in experiment.method.registration else 0
     return {"up": BYTES_PER_VALUE * (1 + labels), "down": BYTES_PER_VALUE * int(experiment.method.needs_share)}
 
 
 def registration_bytes(experiment: Experiment) -> int:
-    """The same of all clients, both ways."""
+    """Return the same of all clients, both ways."""
     return sum(registration_sizes(experiment).values()) * len(experiment.world.profiles)

@@ -108,7 +108,7 @@ def close_round(
 
 
 def steps_per_epoch(work: ClientWork) -> int:
-    """Local steps of a pass over the client's data; the last batch may be small."""
+    """Return local steps of a pass over the client's data; the last batch may be small."""
     return math.ceil(work.num_samples / work.batch_size)
 
 

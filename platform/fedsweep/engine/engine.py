@@ -104,7 +104,7 @@ class Engine:
 
     @guarded(when="before round 1")
     def start(self) -> RunState:
-        """The run before round 1: initial model, components' states, one-off exchange."""
+        """Return the run before round 1: initial model, components' states, one-off exchange."""
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
         ledger = Ledger()
@@ -167,7 +167,7 @@ class Engine:
         return None
 
     def advance(self, state: RunState) -> tuple[RunState, str | None]:
-        """One round.
+        """Play one round.
 
         Returns:
             The state after it; or the same state and the name of the limit that the round would pass.
@@ -242,7 +242,7 @@ class Engine:
         )
 
     def as_planned(self, state: RunState) -> RunState:
-        """A state that a shorter run of the same experiment ended with, as this run has it after that round.
+        """Return a state that a shorter run of the same experiment ended with, as this run has it after that round.
 
         The shorter run tested its last model, whatever ``evaluate_every`` says.
         """
@@ -257,14 +257,14 @@ class Engine:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
 
     def _with_shares(self, record: RoundRecord, accuracies: tuple[float, ...]) -> RoundRecord:
-        """The row with the tested model's accuracies by class and by client."""
+        """Return the row with the tested model's accuracies by class and by client."""
         present_NC = present_counts(self.experiment.label_counts_NC, self.experiment.classes(record.round))
         figures = spread("class_accuracy", np.array(accuracies))
         figures |= spread("client_accuracy", client_accuracies(accuracies, present_NC))
         return _with_figures(replace(record, class_accuracies=accuracies), figures)
 
     def _own_models_tested(self, record: RoundRecord, round: Round, test: ClientTest) -> RoundRecord:
-        """The row with how good the models are that clients themselves would use."""
+        """Return the row with how good the models are that clients themselves would use."""
         began = time.perf_counter()
         question = own_models_question(self.experiment, test, record.round)
         answers = self._repaired(record.round, lambda _: self.fleet.measure(question, round.vector, round.remembered))

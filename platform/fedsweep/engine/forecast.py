@@ -175,7 +175,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
 
 
 def steps_by_client(plan: RoundPlan) -> dict[int, int]:
-    """Local steps that each cohort member takes in a planned round."""
+    """Return local steps that each cohort member takes in a planned round."""
     taken = dict.fromkeys(plan.context.cohort, 0) | {k: work.steps for k, work in plan.lost.items()}
     for point, times in alike(plan.points):
         for job in point.start:
@@ -184,7 +184,7 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
 
 
 def _beside(plan: RoundPlan, beside: Beside, seen: set[int]) -> int:
-    """Bytes that travel beside the models in a round; whoever takes part in it has been seen afterwards."""
+    """Return bytes that travel beside the models in a round; whoever takes part in it has been seen afterwards."""
     total = Fraction(0)
     started = {job.client for point in plan.points for job in point.start if not job.resume}
     attending = {client for point in plan.points for client in point.attend}
@@ -245,7 +245,7 @@ class Beside:
         } | ({"features": template.feature_width} if features else {})
 
     def values(self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool) -> Fraction:
-        """Values that travel beside a client's model, all cards together.
+        """Return values that travel beside a client's model, all cards together.
 
         Rounds count from 1; 0 is before them. ``first``: it has taken part in none before.
         """
@@ -277,7 +277,7 @@ class Beside:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Its linear and convolutional layers."""
+    """Return its linear and convolutional layers."""
     return [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
 
 

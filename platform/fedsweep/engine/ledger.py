@@ -29,17 +29,17 @@ class Size(NamedTuple):
 
 
 def whole_values(sizes: Mapping[str, int]) -> dict[str, Size]:
-    """Sizes of so many values of four bytes each, by kind."""
+    """Return sizes of so many values of four bytes each, by kind."""
     return {kind: Size(values, BYTES_PER_VALUE * values) for kind, values in sizes.items()}
 
 
 def payload_sizes(tensors: Payload) -> dict[str, Size]:
-    """Sizes of tensors by name: booleans a bit each, packed; of narrow types their own bytes, of all others four."""
+    """Return tensors' sizes by name: booleans a bit each, packed; of narrow types their own bytes, of others four."""
     return {name: _size(tensor, min(tensor.element_size(), BYTES_PER_VALUE)) for name, tensor in tensors.items()}
 
 
 def message_sizes(tensors: Payload, dtype: torch.dtype) -> dict[str, Size]:
-    """Sizes of a codec's message: as of payloads, but wide types have all of their bytes, since codecs pack.
+    """Return sizes of a codec's message: as of payloads, but wide types have all of their bytes, since codecs pack.
 
     Args:
         tensors: The message.
@@ -85,11 +85,11 @@ class Ledger:
         self.message(client, direction, payload_sizes(tensors))
 
     def total(self, direction: Direction) -> int:
-        """Scalars in one direction."""
+        """Return scalars in one direction."""
         return sum(size for (_, way, _), size in self.values.items() if way == direction)
 
     def bytes(self, direction: Direction) -> int:
-        """Bytes in one direction."""
+        """Return bytes in one direction."""
         return sum(size for (_, way, _), size in self.sizes.items() if way == direction)
 
     @property
@@ -98,7 +98,7 @@ class Ledger:
         return self.bytes("up") + self.bytes("down")
 
     def traffic(self, steps: Mapping[int, int]) -> Traffic:
-        """All of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
+        """Return all of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
         # Sorted, since messages are charged in another order where a round folds: first all that go down.
         entries = sorted(self.sizes.items())
         clients = [client for (client, _, _), _ in entries]
@@ -114,7 +114,7 @@ class Ledger:
         )
 
     def client_values(self, client: int) -> int:
-        """Scalars of one client, both ways."""
+        """Return scalars of one client, both ways."""
         return sum(size for (who, _, _), size in self.values.items() if who == client)
 
 
@@ -125,7 +125,7 @@ class Versions:
         self._known: dict[int, tuple[Tensor, str]] = {}
 
     def of(self, value: Tensor) -> str:
-        """A short name; a tensor that was named before is not read again, since content is never changed in place."""
+        """Return a short name; a tensor named before is not read again, since content is never changed in place."""
         if id(value) not in self._known:
             content = value.detach().cpu().contiguous()
             digest = hashlib.blake2b(content.numpy().tobytes(), digest_size=16)

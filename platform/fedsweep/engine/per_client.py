@@ -35,7 +35,7 @@ def client_accuracies(class_accuracies: tuple[float, ...], label_counts_NC: np.n
 
 
 def present_counts(label_counts_NC: np.ndarray, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
-    """The samples [N, C] that clients have in a round, under drift those of its classes; without, these are empty."""
+    """Return the clients' samples [N, C] in a round, under drift those of its classes; without, these are empty."""
     if not classes:
         return label_counts_NC
     present_NC = np.zeros_like(label_counts_NC)
@@ -66,7 +66,7 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def own_models_question(experiment: Experiment, test: ClientTest, round: int) -> Question:
-    """Asks every client how good the model is that it would use itself; under drift, with the round's classes."""
+    """Ask every client how good the model is that it would use itself; under drift, with the round's classes."""
     clients = tuple(profile.client for profile in experiment.world.profiles)
     return Question(clients=clients, probes=(test,), round=round, classes=experiment.classes(round))
 
@@ -78,7 +78,7 @@ def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> 
 
 
 def untested(record: RoundRecord, columns: Collection[str] = ()) -> RoundRecord:
-    """The row of a round after which nothing was tested; ``columns`` are those of metrics."""
+    """Return the row of a round after which nothing was tested; ``columns`` are those of metrics."""
     names = tuple(f"{kind}_accuracy" for kind in ("class", "client", "personal"))
     return replace(
         record,

@@ -70,7 +70,7 @@ class RoundPlan:
         )
 
     def submodel(self, client: int) -> SubModel:
-        """The part that a client trains; who goes on with earlier work has the whole model."""
+        """Return the part that a client trains; who goes on with earlier work has the whole model."""
         return self.context.submodels.get(client, FULL_MODEL)
 
 
@@ -106,7 +106,7 @@ class Planner:
         self._num_samples = np.array([profile.num_samples for profile in experiment.world.profiles])
 
     def plan(self, state: RunState) -> RoundPlan:
-        """The next round.
+        """Return the next round.
 
         Raises:
             InvariantError: A component broke a promise (a cohort member that is not there, say).
@@ -151,7 +151,7 @@ class Planner:
         )
 
     def meeting(self, state: RunState) -> RoundContext:
-        """The next round as far as it is known once its cohort is chosen: who works, and how much."""
+        """Return the next round as far as it is known once its cohort is chosen: who works, and how much."""
         return self._cohort(state)[0]
 
     def _cohort(self, state: RunState) -> tuple[RoundContext, State]:
@@ -241,7 +241,7 @@ class Planner:
     def _closed(
         self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing, prices: clock.Prices
     ) -> tuple[tuple[SyncPoint, ...], float]:
-        """The sync points without those who drop out, and the clock at the round's end."""
+        """Return the sync points without those who drop out, and the clock at the round's end."""
         check_points(self._experiment.world.stragglers, self._experiment.method, points)
         left = closing.kept(points)
         if len(points) > 1 and left:
@@ -252,7 +252,7 @@ class Planner:
     def _traffic(
         self, points: tuple[SyncPoint, ...], context: RoundContext, *, lost: Mapping[int, LostWork]
     ) -> tuple[Size, int]:
-        """Models' messages, and the bytes of masks."""
+        """Return models' messages, and the bytes of masks."""
         messages: Counter[tuple[int, Direction]] = Counter()
         for client, work in lost.items():
             messages.update({(client, "down"): 1, (client, "up"): int(work.sends)})
@@ -303,7 +303,7 @@ class Planner:
 
 
 def _of_those_who_work(context: RoundContext, points: tuple[SyncPoint, ...]) -> RoundContext:
-    """The round without those of its cohort that got no job."""
+    """Return the round without those of its cohort that got no job."""
     working = {job.client for point in points for job in point.start}
     return replace(
         context,
@@ -316,6 +316,6 @@ def _of_those_who_work(context: RoundContext, points: tuple[SyncPoint, ...]) -> 
 
 
 def alike(points: tuple[SyncPoint, ...]) -> list[tuple[SyncPoint, int]]:
-    """The sync points, each with how often the very same one stands there in a row: hundreds of them cost as one."""
+    """Return the sync points, each with its number of repeats in a row: hundreds of them cost as one."""
     runs = [list(run) for _, run in groupby(points, key=id)]
     return [(run[0], len(run)) for run in runs]

@@ -328,13 +328,13 @@ class Round:
         )
 
     def _unworked(self, client: int, vector: Tensor, version: int) -> Reply:
-        """The answer of a client of the cohort that has not taken a step since it had this model [V]."""
+        """Return the answer of a client of the cohort that has not taken a step since it had this model [V]."""
         work = self.plan.context.work[client]
         progress = Progress(anchor_version=version, samples=work.num_samples, classes=work.classes)
         return Reply(client=client, vector=vector, progress=progress)
 
     def _held_update(self, client: int) -> ClientUpdate:
-        """The update of a client that worked in earlier rounds only; it sends what it kept then."""
+        """Return the update of a client that worked in earlier rounds only; it sends what it kept then."""
         if client not in self.state.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
         memory, progress = self._fleet.fetch(self.state.memories[client]), self.state.held[client]
@@ -346,7 +346,7 @@ class Round:
         return client_update(reply, num_samples=progress.samples, learning_rate=rate, layout=self._costs.layout)
 
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
-        """A sync point of the round, by its number."""
+        """Return a sync point of the round, by its number."""
         tools, context = self._tools, self.plan.context
         proxy, validation = tools.experiment.server_tensors
         return SyncContext(

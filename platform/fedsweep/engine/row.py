@@ -34,7 +34,7 @@ class RowMaker:
         self._carries_work = experiment.method.pacing.carries_work()
 
     def row(self, round: Round, *, wall_time_s: float) -> RoundRecord:
-        """The row of a round that is not evaluated yet."""
+        """Return the row of a round that is not evaluated yet."""
         plan, ledger, context = round.plan, round.ledger, round.plan.context
         reports = self._reports(round.components)
         up, down = ledger.total("up"), ledger.total("down")
@@ -78,7 +78,7 @@ class RowMaker:
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> dict[str, Any]:
-        """The columns that need no training.
+        """Return the columns that need no training.
 
         They tell of the high-frequency group, if any, and of kappa_g: the values that move, both ways (``cost``).
         """
@@ -94,12 +94,12 @@ class RowMaker:
         return [ask(component, "report", components[seam], when="after a round") for seam, component in reporting]
 
     def _kl(self, group: tuple[int, ...]) -> float:
-        """Divergence of the group's labels from the population's, in nats (DynamicFL, section 4)."""
+        """Compute divergence of the group's labels from the population's, in nats (DynamicFL, section 4)."""
         counts = self._counts_NC[list(group)].sum(axis=0)
         return float(kl_divergence(counts / counts.sum(), self._population_C))
 
     def _comm_ratio(self, plan: RoundPlan, cost: int) -> float | None:
-        """kappa_g over A x 2|W| x L, with L the cohort's mean number of steps (DynamicFL, section 7)."""
+        """Compute kappa_g over A x 2|W| x L, with L the cohort's mean number of steps (DynamicFL, section 7)."""
         work = plan.context.work
         if not work:
             return None

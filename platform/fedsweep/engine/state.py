@@ -21,7 +21,7 @@ class RunState:
         vector: The server's model [V].
         components: The server components' states by seam.
         memories: What clients remember, by client, as the fleet's handles.
-        held: What clients that go on from their own params have done since their anchor.
+        held: Progress since their anchor of clients that go on from their own params.
         anchors: Earlier models that held clients started from, by version.
         accuracies: Training accuracies of each client's last passes, where the scenario asks for them.
         clock: Virtual seconds; None without devices.

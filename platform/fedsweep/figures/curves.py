@@ -93,7 +93,7 @@ def draw_world(axes: Axes, study: Study, world: World, name: str, *, x: str, log
 
 
 def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, label: str) -> bool:
-    """A curve with its band over seeds, if it has one; says whether there was anything to draw.
+    """Draw a curve with its band over seeds, if it has one; says whether there was anything to draw.
 
     Args:
         axes: The panel.
@@ -146,7 +146,7 @@ def _curve(setting: Setting, runs: Sequence[ReportRun]) -> Curve:
 
 
 def _label(setting: Setting, runs: Sequence[ReportRun]) -> str:
-    """The setting's name, with its method and how it stands where these tell more."""
+    """Return the setting's name, with its method and how it stands where these tell more."""
     first = runs[(setting.counted or setting.runs)[0]]
     details = "" if first.method.casefold() in setting.label.casefold() else f", {first.method}"
     return setting.label + details + ("" if first.status == "finished" else f", {first.status}")

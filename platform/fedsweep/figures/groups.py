@@ -72,7 +72,7 @@ def membership_of(run: RunView, *, num_clients: int | None = None) -> np.ndarray
 
 
 def group_labels_of(run: RunView, counts_NC: np.ndarray) -> GroupLabels | None:
-    """The label distributions of a run's groups, from its clients' samples per class [N, C].
+    """Return the label distributions of a run's groups, from its clients' samples per class [N, C].
 
     None where no round has a high-frequency group.
 
@@ -90,7 +90,7 @@ def group_labels_of(run: RunView, counts_NC: np.ndarray) -> GroupLabels | None:
 
 
 def counts_of(run: RunView) -> np.ndarray | None:
-    """Samples per client and class [N, C] from a run's folder; None where it has no table of clients.
+    """Return samples per client and class [N, C] from a run's folder; None where it has no table of clients.
 
     Raises:
         OutputError: The table is damaged.
@@ -106,7 +106,7 @@ def counts_of(run: RunView) -> np.ndarray | None:
 
 
 def _shares(sums_RC: np.ndarray) -> np.ndarray:
-    """Shares of the rounds that have samples."""
+    """Return shares of the rounds that have samples."""
     totals_R = sums_RC.sum(axis=1)
     shares: np.ndarray = sums_RC[totals_R > 0] / totals_R[totals_R > 0, None]
     return shares

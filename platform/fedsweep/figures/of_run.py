@@ -17,7 +17,7 @@ _LOGGER = logging.getLogger("fedsweep")
 
 
 def plot_run(folder: Path, into: Path) -> list[Path]:
-    """The pictures of a single run: ``learning_curves.png``, ``accuracy_against_bytes.png``, ``partition.png``.
+    """Draw the pictures of a single run: ``learning_curves.png``, ``accuracy_against_bytes.png``, ``partition.png``.
 
     With drift or availability also those of :func:`~fedsweep.figures.scenario.plot_scenario`.
 

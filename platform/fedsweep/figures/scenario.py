@@ -130,7 +130,7 @@ def parts_of(
     *,
     num_clients: int,
 ) -> np.ndarray:
-    """A :class:`Part` for each client and round [N, R], int8; clients that cannot be are passed over.
+    """Return a :class:`Part` for each client and round [N, R], int8; clients that cannot be are passed over.
 
     Args:
         cohorts: Who was asked to train, by round.
@@ -157,7 +157,7 @@ def class_shares(
     *,
     clients: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Each class's share of a client's samples in a round [N, R, C], float32; zeros where a client has none.
+    """Return each class's share of a client's samples in a round [N, R, C], float32; zeros where a client has none.
 
     Args:
         counts_NC: Samples per client and class [N, C], before the drift filters them.
@@ -203,7 +203,7 @@ def _num_clients(run: RunView) -> int:
 
 
 def plot_scenario(folder: Path, into: Path) -> list[Path]:
-    """The pictures of a run with drift or availability: ``classes.png`` and ``participation.png``.
+    """Draw the pictures of a run with drift or availability: ``classes.png`` and ``participation.png``.
 
     Args:
         folder: A run folder.
@@ -260,7 +260,7 @@ def _plot_participation(participation: Participation, target: Path) -> None:
 
 
 def shown_clients(num_clients: int, num_classes: int) -> list[int]:
-    """The clients that a picture of classes has room for, spread evenly over all."""
+    """Return the clients that a picture of classes has room for, spread evenly over all."""
     most = max(2, _MOST_ROWS // (num_classes + 1))
     if num_clients <= most:
         return list(range(num_clients))

@@ -93,7 +93,7 @@ def _all(names: Sequence[str], runs: Sequence[ReportRun]) -> list[str]:
 
 
 def _number_key(runs: Sequence[ReportRun], name: str) -> str:
-    """The key that a name stands for, whose values are numbers."""
+    """Return the key that a name stands for, whose values are numbers."""
     keys = list(dict.fromkeys(key for run in runs for key in run.flat))
     short = short_keys(config_table([run.flat for run in runs]).differing).values()
     chosen = resolved(name, keys, what="--x", candidates={*_axes(), *short})

@@ -96,12 +96,12 @@ class Look:
 
 
 def look_of(place: int) -> Look:
-    """The look of the row or setting at a place in their order."""
+    """Return the look of the row or setting at a place in their order."""
     return Look(colour=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)])
 
 
 def looks(names: Sequence[str], *, ordered: bool = False) -> dict[str, Look]:
-    """A look for each name, by its place among all names, so that a picture of some of them looks like the others.
+    """Return a look for each name, by its place among all names, so that a picture of some looks like the others.
 
     No two have one colour. Levels go from dark to light: all names where they are ``ordered``, and names that differ
     in a number alone (``L=10``, ``L=15``, ``L=25``).
@@ -115,7 +115,7 @@ def looks(names: Sequence[str], *, ordered: bool = False) -> dict[str, Look]:
 
 
 def _colour(place: int) -> str:
-    """A colour of its own for each place."""
+    """Return a colour of its own for each place."""
     from matplotlib.colors import hsv_to_rgb, to_hex
 
     some = (*COLOURS, *_MORE_COLOURS)
@@ -124,7 +124,7 @@ def _colour(place: int) -> str:
 
 
 def _ramp(scale: str, count: int) -> list[str]:
-    """Colours from dark to light, none of which is too pale for a line."""
+    """Return colours from dark to light, none of which is too pale for a line."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -204,7 +204,7 @@ def paper_style() -> Iterator[None]:
 def panels(
     titles: Sequence[str], *, title: str = "", height: float = PANEL_HEIGHT, width: float = PANEL_WIDTH
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each title, side by side; a single panel has none.
+    """Make a figure with a panel for each title, side by side; a single panel has none.
 
     Args:
         titles: Of the panels, at least one.
@@ -276,7 +276,7 @@ def name_axes(axes: Axes, *, x: str, y: str) -> None:
 
 
 def share_axes(every: Sequence[Axes]) -> None:
-    """Gives panels with the same quantity on an axis the same range there, so that they can be compared.
+    """Give panels with the same quantity on an axis the same range there, so that they can be compared.
 
     Across, only where the ranges are of one size: what takes a thousand times as long would leave nothing to see.
     """
@@ -297,7 +297,7 @@ def share_axes(every: Sequence[Axes]) -> None:
 
 
 def add_setting(figure: Figure, text: str) -> None:
-    """Writes above a finished figure, which grows for it, under what it was measured."""
+    """Write above a finished figure, which grows for it, under what it was measured."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(text, int(width / _CHARACTER))
     figure.set_size_inches(width, height + _LEGEND_LINE * len(lines))
@@ -306,7 +306,7 @@ def add_setting(figure: Figure, text: str) -> None:
 
 
 def label_outer(figure: Figure) -> None:
-    """Leaves the y axis' name to the first panel of each line, where all panels have the same."""
+    """Leave the y axis' name to the first panel of each line, where all panels have the same."""
     every = [axes for axes in figure.axes if axes.get_subplotspec() is not None]
     if len({axes.get_ylabel() for axes in every}) > 1:
         return
@@ -317,7 +317,7 @@ def label_outer(figure: Figure) -> None:
 
 
 def save_both(figure: Figure, path_stem: Path) -> list[Path]:
-    """Writes a figure as PNG and as PDF, whose endings the stem lacks; the same figures give the same bytes.
+    """Write a figure as PNG and as PDF, whose endings the stem lacks; the same figures give the same bytes.
 
     Raises:
         InputError: They can't be written.
@@ -329,7 +329,7 @@ def save_both(figure: Figure, path_stem: Path) -> list[Path]:
 
 
 def checked_path(path: str | Path) -> Path:
-    """The picture's path, if its ending is one of :data:`SUFFIXES`; otherwise an InputError."""
+    """Return the picture's path, if its ending is one of :data:`SUFFIXES`; otherwise an InputError."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{target}: a picture's name must end in one of {', '.join(SUFFIXES)}")
@@ -337,7 +337,7 @@ def checked_path(path: str | Path) -> Path:
 
 
 def figure_of(*, width: float, height: float) -> Figure:
-    """An empty figure of so many inches, outside matplotlib's global state."""
+    """Make an empty figure of so many inches, outside matplotlib's global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
@@ -352,7 +352,7 @@ def tidy(axes: Axes) -> None:
 
 
 def save_figure(figure: Figure, target: Path) -> None:
-    """Writes a figure in the format that the file's suffix says, and makes the folder above it.
+    """Write a figure in the format that the file's suffix says, and make the folder above it.
 
     Raises:
         InputError: It can't be written.

@@ -94,7 +94,7 @@ class Evaluated:
         return figures
 
     def classes(self) -> list[dict[str, Any]]:
-        """A row for each class: index, name (None without), accuracy (None without samples), test samples."""
+        """Return a row for each class: index, name (None without), accuracy (None without samples), test samples."""
         names = self.class_names or (None,) * len(self.class_accuracies)
         rows = zip(names, self.class_accuracies, self.confusion.sum(axis=1).tolist(), strict=True)
         return [
@@ -103,7 +103,7 @@ class Evaluated:
         ]
 
     def clients(self) -> list[dict[str, Any]]:
-        """A row for each client, with the columns of ``client_accuracy.parquet``."""
+        """Return a row for each client, with the columns of ``client_accuracy.parquet``."""
         columns: dict[str, list[Any]] = {
             "client": list(range(len(self.client_accuracies))),
             "accuracy": [_known(value) for value in self.client_accuracies.tolist()],
@@ -115,7 +115,7 @@ class Evaluated:
         return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
     def tree(self) -> dict[str, Any]:
-        """All of it as plain mappings, lists and scalars."""
+        """Return all of it as plain mappings, lists and scalars."""
         return {
             "data": self.data,
             "model": str(self.model),
@@ -179,7 +179,7 @@ class Subject:
         return min(last, planned) if isinstance(last, int) and last > 0 else planned
 
     def samples(self, data: Data | None) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
-        """A name, images [T, C, H, W] in the pixels of the run's own set, labels [T], names of the classes.
+        """Return a name, images [T, C, H, W] in the pixels of the run's own set, labels [T], names of the classes.
 
         Raises:
             InputError: There are no such data, or they do not fit the model.
@@ -196,7 +196,7 @@ class Subject:
         return self._fitting(data)
 
     def inputs(self, data: Data | None) -> tuple[Tensor, Tensor]:
-        """The test samples as a model takes them, transformed, without augmentation, and their labels [T]."""
+        """Return the test samples as a model takes them, transformed, without augmentation, and their labels [T]."""
         _, images, labels, _ = self.samples(data)
         return transformed(self.experiment.world, images, self.experiment.layout.dtype), torch.from_numpy(labels.copy())
 
@@ -218,7 +218,7 @@ class Subject:
         return other.name, images, other.test_labels, other.class_names or own.class_names
 
     def evaluated(self, data: Data | None, *, as_before: bool) -> Evaluated:
-        """The test.
+        """Return the test.
 
         Args:
             data: See :func:`evaluate`.
@@ -370,7 +370,7 @@ def _finished(folder: RunFolder, *, needs_model: bool) -> dict[str, Any]:
 
 
 def _given(own: Dataset, images: np.ndarray, labels: np.ndarray) -> Dataset:
-    """Arrays as a data set, which checks them."""
+    """Return arrays as a data set, which checks them."""
     channels = images.shape[1] if getattr(images, "ndim", 0) == 4 else 1
     return Dataset(
         name="given arrays",

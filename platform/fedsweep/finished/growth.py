@@ -68,7 +68,7 @@ def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Conf
 
 
 def _plan_with_same_past(config: Config, longer: Config, *, done: int) -> Plan:
-    """The longer run; refused where it would not have played the rounds done as they were played."""
+    """Return the longer run; refused where it would not have played the rounds done as they were played."""
     scenario = config.scenario
     dataset = load_dataset(
         scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size

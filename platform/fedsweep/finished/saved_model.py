@@ -23,7 +23,7 @@ _LARGEST_SIZE = 50_000
 
 
 def load_model(folder: str | Path) -> nn.Module:
-    """The final global model of a finished run, in evaluation mode.
+    """Load the final global model of a finished run, in evaluation mode.
 
     Args:
         folder: A run folder.
@@ -46,7 +46,7 @@ def load_model(folder: str | Path) -> nn.Module:
 
 
 def existing(folder: str | Path) -> Path:
-    """A folder that is there; otherwise an OutputError."""
+    """Return a folder that is there; otherwise an OutputError."""
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise OutputError(f"{path}: there is no such folder")

@@ -153,7 +153,7 @@ def level(loads: Mapping[int, tuple[int, float]], num_workers: int) -> dict[int,
 
 
 def combine(answers: Sequence[SegmentReply]) -> SegmentReply:
-    """One answer from the workers' answers.
+    """Return one answer from the workers' answers.
 
     By client, so that sums over them come out the same however the clients lie.
     """

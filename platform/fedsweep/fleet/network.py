@@ -154,7 +154,7 @@ class NetworkExchange(Exchange):
             out.copy_(self._whole[: member.vectors.num_values])
 
     def _scatter(self, vectors: Sequence[Tensor], counts: Sequence[int], ranges: Sequence[slice]) -> list[Tensor]:
-        """Sends each member its range of these vectors; returns this member's range of all members' vectors.
+        """Send each member its range of these vectors; returns this member's range of all members' vectors.
 
         Args:
             vectors: [V] each.

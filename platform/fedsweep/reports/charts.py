@@ -109,7 +109,7 @@ def shared_range(values: Iterable[float | None]) -> list[float] | None:
 
 
 def plain(text: str) -> str:
-    """Foreign text as Plotly's labels show it letter by letter: in them it reads tags, entities and ``%{}``."""
+    """Return foreign text as Plotly's labels show it letter by letter: in them it reads tags, entities and ``%{}``."""
     return html.escape(text, quote=False).replace("%{", "&#37;{")
 
 
@@ -133,7 +133,7 @@ def map_chart(
     words: Sequence[str] = (),
     **texts: Any,
 ) -> Chart:
-    """A map of cells.
+    """Make a map of cells.
 
     Args:
         z: A number for each cell, row by row from the top; None where there is nothing to say of it.
@@ -166,7 +166,7 @@ def map_chart(
 
 
 def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:
-    """An axis of ``count`` whole numbers, of which ``each`` share a cell: what Plotly is told of it, and ``ids``."""
+    """Make an axis of ``count`` whole numbers, of which ``each`` share a cell: Plotly's settings, and ``ids``."""
     shared = f" ({each} to a cell, by the first)" if each > 1 else ""
     return {
         "title": {"text": name + shared},
@@ -181,6 +181,6 @@ def span(place: int, each: int, count: int) -> str:
 
 
 def tint(colour: str, share: float) -> str:
-    """A colour ``#RRGGBB`` thinned out with white, so that a share of it is left, 0..1."""
+    """Return a colour ``#RRGGBB`` thinned out with white, so that a share of it is left, 0..1."""
     parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
     return "#" + "".join(f"{round(255 - (255 - part) * share):02X}" for part in parts)

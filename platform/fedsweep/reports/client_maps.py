@@ -55,7 +55,7 @@ class ClientMaps:
     _names: dict[str, str] = field(default_factory=dict)
 
     def add(self, chart: Chart) -> str:
-        """The name of a chart, which is kept where it is new."""
+        """Return the name of a chart, which is kept where it is new."""
         text = chart.title + json.dumps(chart.tree())
         if text not in self._names:
             self._names[text] = f"clients-{len(self.charts)}"
@@ -65,7 +65,7 @@ class ClientMaps:
 
 
 def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
-    """The charts of the runs' clients, as many as a page has room for; ``order`` has the most interesting first."""
+    """Make the charts of the runs' clients, as many as a page has room for; ``order``: most interesting first."""
     maps = ClientMaps()
     left_out = 0
     for index in order:
@@ -93,7 +93,7 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
 
 
 def split_chart(counts_NC: np.ndarray) -> Chart:
-    """Samples per client and class as a map.
+    """Return samples per client and class as a map.
 
     Args:
         counts_NC: Samples per client and class [N, C], N and C at least 1.
@@ -319,17 +319,17 @@ def _short(values: np.ndarray) -> list[float]:
 
 
 def _heat(colours: Sequence[tuple[float, str]], most: float, say: str) -> dict[str, Any]:
-    """Options of Plotly's heatmap: colours from the number 0 to ``most``, and the words of a cell."""
+    """Return options of Plotly's heatmap: colours from the number 0 to ``most``, and the words of a cell."""
     return {"colorscale": colours, "zmax": most, "hovertemplate": f"{say}<extra></extra>"}
 
 
 def _summed(cells: np.ndarray, step: int) -> np.ndarray:
-    """Sums of ``step`` neighbouring rows."""
+    """Return sums of ``step`` neighbouring rows."""
     return np.add.reduceat(cells, np.arange(0, len(cells), step), axis=0)
 
 
 def interesting_first(accuracies: Mapping[int, float | None], settings: Sequence[Sequence[int]]) -> list[int]:
-    """Indices of runs: the best of each setting first, then the second best of each, and so on."""
+    """Return indices of runs: the best of each setting first, then the second best of each, and so on."""
 
     def rank(index: int) -> float:
         value = accuracies[index]

@@ -34,7 +34,7 @@ _WIDEST = 100_000
 
 
 def compared_runs(folders: Iterable[str | Path], *, only: Sequence[str] = ()) -> list[ReportRun]:
-    """The runs in or below the folders, in the order given.
+    """Return the runs in or below the folders, in the order given.
 
     Args:
         folders: Run folders, or folders with runs below them.
@@ -85,7 +85,7 @@ def print_comparison(
 
 
 def print_runs(runs: Sequence[ReportRun], console: Console, *, style: TableStyle | None = None) -> None:
-    """Prints a line per run, within the terminal's width; without a terminal nothing is cut."""
+    """Print a line per run, within the terminal's width; without a terminal nothing is cut."""
     style = style or TableStyle()
     order = range(len(runs)) if style.sort is None else order_of(runs, runs, style.sort)
     shown = [shortly_called(runs)[place] for place in order][: style.top]
@@ -96,7 +96,7 @@ def print_runs(runs: Sequence[ReportRun], console: Console, *, style: TableStyle
 
 
 def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableStyle | None = None) -> None:
-    """Prints a line per setting with means over its seeds, world by world; see :func:`print_runs`."""
+    """Print a line per setting with means over its seeds, world by world; see :func:`print_runs`."""
     style = style or TableStyle()
     study = study_of(runs)
     settings, layout = study.settings, study.layout
@@ -115,7 +115,7 @@ def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableS
 
 
 def print_layout(runs: Sequence[ReportRun], console: Console, *, style: TableStyle) -> None:
-    """Prints the rows and columns that the style asks for; on terminals the best of each world is bold."""
+    """Print the rows and columns that the style asks for; on terminals the best of each world is bold."""
     table = setting_table(runs, style, form="text")
     columns = table.frame.columns
     heads = ["\n".join(head) for head in columns.to_list()] if columns.nlevels > 1 else columns.to_list()
@@ -191,7 +191,7 @@ def _print(
     num_names: int = _NUM_NAMES,
     bold: Collection[tuple[int, int]] = (),
 ) -> None:
-    """Prints a table whose first columns are names, and in which some cells are bold."""
+    """Print a table whose first columns are names, and in which some cells are bold."""
     from rich.measure import Measurement
 
     shown = _that_fit(headings, rows, console.width, num_names=num_names) if console.is_terminal else headings

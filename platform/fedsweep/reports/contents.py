@@ -137,7 +137,7 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
 
 
 def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys) -> tuple[Study, list[Look]]:
-    """The runs by short names; the settings world by world, the most accurate first; and looks of the rows.
+    """Return the runs by short names; the settings world by world, the most accurate first; and looks of the rows.
 
     Their rank has no part in these.
     """

@@ -127,7 +127,7 @@ def _check_script(path: Path, *, overwrite: bool) -> None:
 
 
 def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
-    """The page's text, which says when it was ``made``, in UTC; for ``script`` see :func:`write_report`."""
+    """Render the page's text, which says when it was ``made``, in UTC; for ``script`` see :func:`write_report`."""
     from markupsafe import Markup
 
     environment = _environment()
@@ -171,14 +171,14 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
 
 
 def plotly_script() -> str:
-    """Plotly's script, as the installed package has it."""
+    """Return Plotly's script, as the installed package has it."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
 
 
 def _colour_rules(report: Report) -> list[str]:
-    """A class of style for each colour that text beside a chart names."""
+    """Return a class of style for each colour that text beside a chart names."""
     keys = (colour for chart in report.maps.charts.values() for _, colour in chart.key)
     return [f".c{colour[1:]} {{ color: {colour}; }}" for colour in sorted({*keys, *(k.colour for k in report.looks)})]
 
@@ -211,7 +211,7 @@ def _environment() -> Environment:
 
 
 def _breakable(text: str) -> str:
-    """A label that a line may end in where its parts do."""
+    """Return a label that a line may end in where its parts do."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"(?<=[,/+])(?=\w)", "<wbr>", str(escape(text))))
@@ -227,7 +227,7 @@ def _hash(text: str) -> str:
 
 
 def _embedded(tree: Mapping[str, Any]) -> str:
-    """JSON that cannot end the element it stands in."""
+    """Return JSON that cannot end the element it stands in."""
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

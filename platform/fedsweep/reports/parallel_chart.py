@@ -26,7 +26,7 @@ _Axis = tuple[list[float | None], list[tuple[float, str]], list[str]]
 
 
 def parallel_chart(study: Study, looks: Sequence[Look], configs: ConfigTable) -> Chart | None:
-    """A line for each setting through what varies and what came of it; None where nothing does. Looks are of rows.
+    """Draw a line for each setting through varied keys and outcomes; None where nothing varies. Looks are of rows.
 
     Plotly's own parallel coordinates need WebGL and a page that may compile scripts; lines on one plane do not.
     """

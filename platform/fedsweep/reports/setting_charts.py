@@ -42,7 +42,7 @@ MOST_PANELS = 12
 
 
 def curve_charts(study: Study, looks: Sequence[Look]) -> dict[str, Chart]:
-    """Figures by round, bytes or time, a panel per world: means over seeds with bands, or each run.
+    """Return figures by round, bytes or time, a panel per world: means over seeds with bands, or each run.
 
     Args:
         study: Runs and settings.
@@ -114,17 +114,17 @@ class _Columns:
         return {id(curve): thinned(curve, points=self.points) for own in self.lines for _, curve, _ in own}
 
     def of(self, lines: Sequence[_Trace], part: str, name: str) -> list[list[Any]]:
-        """The cells of each trace; see :func:`_column`."""
+        """Return the cells of each trace; see :func:`_column`."""
         columns = [(_column(curve, part, name, end=end), self._kept[id(curve)]) for _, curve, end in lines]
         return [[_short(cells[p]) for p in places] if cells else [] for cells, places in columns]
 
     def values(self, name: str) -> list[float | None]:
-        """All values of a figure, in all panels."""
+        """Return all values of a figure, in all panels."""
         return [value for own in self.lines for cells in self.of(own, "figure", name) for value in cells]
 
 
 def _lines(study: Study, world: World, row: int, look: Look) -> Iterator[_Trace]:
-    """Traces of a row in a world."""
+    """Yield traces of a row in a world."""
     setting = study.settings[world.cells[row]]
     seeds = len(setting.counted)
     if setting.curve is not None and len(setting.runs) > 1:
@@ -200,7 +200,7 @@ def _short(cell: Any) -> Any:
 def _of_figure(
     figure: FigureTitle, values: Sequence[Any], ends: Sequence[Any], *, span: Sequence[float] | None
 ) -> dict[str, Any]:
-    """The change that choosing a figure makes; ``span`` are the ends of the axis, None: as the values are."""
+    """Return the change that choosing a figure makes; ``span`` are the ends of the axis, None: as the values are."""
     form = ".2%" if figure.is_share else ".4~g"
     band = f" (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})"
     texts = [f"%{{y:{form}}}{band if both else ''}<extra>%{{fullData.name}}</extra>" for both in ends]
@@ -213,7 +213,7 @@ def _of_figure(
 
 
 def _axis(axis: str, style: Mapping[str, Any], *, dtick: int | None = None) -> dict[str, Any]:
-    """An axis' style by dotted key; what another choice left is overwritten."""
+    """Return an axis' style by dotted key; what another choice left is overwritten."""
     whole = {"tickformat": "", "hoverformat": "", "dtick": dtick, **style}
     title = whole.pop("title")["text"]
     return {f"{axis}.title.text": title, f"{axis}.uirevision": title, **{f"{axis}.{k}": v for k, v in whole.items()}}
@@ -309,7 +309,7 @@ class _End:
 
 
 def _means(study: Study, world: World) -> list[_End]:
-    """Means over seeds; none of what sent nothing or was not tested."""
+    """Return means over seeds; none of what sent nothing or was not tested."""
     ends = []
     for row, place in world.cells.items():
         setting = study.settings[place]

@@ -100,7 +100,7 @@ class TableStyle:
         return self.sort is not None or self.top is not None
 
     def called(self, words: str) -> str:
-        """A label whose ``key=value`` have the names that a paper gives the keys."""
+        """Return a label whose ``key=value`` have the names that a paper gives the keys."""
         labels = {**KEY_LABELS, **self.labels}
         parts = [word.partition("=") for word in words.split(" ")]
         return " ".join(f"{labels.get(key, key)}{sign}{value}" if sign else key for key, sign, value in parts)
@@ -138,7 +138,7 @@ class SettingTable:
 
 
 def settings_as(runs: Sequence[ReportRun], form: str, style: TableStyle | None = None) -> str:
-    """The table of all runs' settings in one of :data:`FORMATS`, but not as ``text``.
+    """Return the table of all runs' settings in one of :data:`FORMATS`, but not as ``text``.
 
     Columns of which no setting has anything are left out, but in CSV, where figures are in SI units and unrounded. The
     best of each world is bold.
@@ -160,7 +160,7 @@ def settings_as(runs: Sequence[ReportRun], form: str, style: TableStyle | None =
 
 
 def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) -> SettingTable:
-    """Rows of the layout, and columns of figures; with several worlds a group of columns for each.
+    """Return rows of the layout, and columns of figures; with several worlds a group of columns for each.
 
     Args:
         runs: All runs.
@@ -206,13 +206,13 @@ def _figures(study: Study, style: TableStyle, *, is_single: bool) -> list[Figure
 
 
 def _side_by_side(layout: Layout, figures: Sequence[Figure]) -> Sequence[World]:
-    """The worlds; of a single figure in an order in which those stand together that share their first key's value."""
+    """Return the worlds; of a single figure, so that those stand together that share their first key's value."""
     firsts = list(dict.fromkeys(world.words[:1] for world in layout.worlds))
     return layout.worlds if len(figures) > 1 else sorted(layout.worlds, key=lambda world: firsts.index(world.words[:1]))
 
 
 def _headings(columns: Sequence[tuple[World, Figure]], called: Callable[[str], str], *, corner: str) -> pd.Index[Any]:
-    """One line for a single world; otherwise two, the upper of which goes over several columns where it can."""
+    """Return one line for a single world; otherwise two, the upper of which goes over several columns where it can."""
     import pandas as pd
 
     worlds = {world.label: [called(word) for word in world.words] for world, _ in columns}
@@ -235,7 +235,7 @@ def _cell(settings: Sequence[Setting], world: World, row: int, figure: Figure, *
 
 
 def row_order(study: Study, style: TableStyle, *, within: World | None = None) -> list[int]:
-    """The rows that a table shows, by their mean place over the worlds where they are sorted, or within one of them."""
+    """Return the rows that a table shows, by mean place over the worlds where they are sorted, or within one."""
     layout = study.layout
     rows = list(range(len(layout.rows))) if within is None else sorted(within.cells)
     if style.sort is not None:
@@ -257,7 +257,7 @@ def _notes(study: Study, *, interval: bool) -> list[str]:
 
 
 def best_rows(settings: Sequence[Setting], world: World, figure: str) -> list[int]:
-    """The rows of a world with the best mean of a figure; none where there is nothing to be better than."""
+    """Return the rows of a world with the best mean of a figure; none where there is nothing to be better than."""
     means = {row: value for row, place in world.cells.items() if (value := settings[place].figure(figure)) is not None}
     if len(world.cells) < 2 or not means:
         return []
@@ -267,7 +267,7 @@ def best_rows(settings: Sequence[Setting], world: World, figure: str) -> list[in
 
 
 def figure_text(estimate: Estimate, figure: Figure, *, interval: bool) -> str:
-    """A cell: the mean, with deviation and interval where the figure shows them and there are several seeds."""
+    """Return a cell: the mean, with deviation and interval where the figure shows them and there are several seeds."""
     mean, sd, low, high = (finite(value) for value in (estimate.mean, estimate.sd, estimate.low, estimate.high))
     if mean is None:
         return MISSING
@@ -283,7 +283,7 @@ def figure_text(estimate: Estimate, figure: Figure, *, interval: bool) -> str:
 
 
 def _as_csv(runs: Sequence[ReportRun], style: TableStyle) -> str:
-    """A line per setting; of rows and columns that were chosen a line per row."""
+    """Return a line per setting; of rows and columns that were chosen a line per row."""
     import pandas as pd
 
     study = study_of(runs, rows=style.rows, columns=style.columns)
@@ -303,7 +303,7 @@ def _as_csv(runs: Sequence[ReportRun], style: TableStyle) -> str:
 
 
 def world_frame(study: Study, figures: Sequence[str], *, order: Sequence[int]) -> pd.DataFrame:
-    """Rows by worlds in numbers: columns are a world, a figure and ``mean``, ``sd`` or ``seeds``; SI units."""
+    """Return rows by worlds in numbers: columns are a world, a figure and ``mean``, ``sd`` or ``seeds``; SI units."""
     import pandas as pd
 
     settings, layout = study.settings, study.layout
@@ -321,7 +321,7 @@ def world_frame(study: Study, figures: Sequence[str], *, order: Sequence[int]) -
 
 
 def setting_rows(study: Study, places: Iterable[int]) -> list[dict[str, Any]]:
-    """Settings' figures by column, in SI units and unrounded, None where there is none, and the world of each.
+    """Return settings' figures by column, in SI units and unrounded, None where there is none, and the world of each.
 
     Of a setting that is in several worlds it is the first.
     """

@@ -49,7 +49,7 @@ class Found:
 
 
 def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
-    """Reads all runs that the sources name.
+    """Read all runs that the sources name.
 
     Args:
         sources: Folders, or names of MLflow experiments; what is a folder is taken as one.
@@ -84,7 +84,7 @@ def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
 
 
 def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> list[Path]:
-    """The run folders that an experiment's runs name in their tags."""
+    """Return the run folders that an experiment's runs name in their tags."""
     from fedsweep.tracking.mlflow_store import open_store, quiet_mlflow, redacted, sqlite_path
 
     path = sqlite_path(uri) if uri is not None else None
@@ -130,7 +130,7 @@ def _tagged_folders(client: MlflowClient, name: str) -> list[Path]:
 
 
 def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
-    """Trials of a sweep that never began: they have no folder, so they would be passed over in silence."""
+    """Return trials of a sweep that never began: they have no folder, so they would be passed over in silence."""
     try:
         trials = SweepFolder(sweep).read_plan().trials
     except InputError as error:
@@ -144,7 +144,7 @@ def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
 
 
 def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
-    """A caption and HTML, in which every text that was read is escaped, for each sweep that made a paper's table.
+    """Return a caption and HTML, every text that was read escaped, for each sweep that made a paper's table.
 
     Beside these, what is wrong with tables that cannot be read.
     """
@@ -160,7 +160,7 @@ def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], lis
 
 
 def command_again(folder: Path) -> str:
-    """The command that does a sweep, or a table's cells, once more."""
+    """Return the command that does a sweep, or a table's cells, once more."""
     try:
         request = request_of(SweepFolder(folder))
     except InputError:

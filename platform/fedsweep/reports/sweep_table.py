@@ -23,7 +23,7 @@ _SHARES = ("test_accuracy", "best_test_accuracy", "validation_accuracy")
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """Prints settings with means over seeds, the differences that are real, failures and notes."""
+    """Print settings with means over seeds, the differences that are real, failures and notes."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -41,7 +41,7 @@ class ShareRow:
 
 
 def share_rows(settings: Sequence[Setting]) -> list[ShareRow]:
-    """The rows of those settings that were tested so, in the order of :data:`OF`, setting by setting."""
+    """Return the rows of those settings that were tested so, in the order of :data:`OF`, setting by setting."""
     rows = []
     for name, of in OF.items():
         for place, setting in enumerate(settings):
@@ -52,7 +52,7 @@ def share_rows(settings: Sequence[Setting]) -> list[ShareRow]:
 
 
 def print_shares(settings: Sequence[Setting], console: Console) -> None:
-    """Prints the rows where there are some."""
+    """Print the rows where there are some."""
     from rich.table import Table
     from rich.text import Text
 

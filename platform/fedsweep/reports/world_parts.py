@@ -88,7 +88,7 @@ def world_part(world: World, settings: Sequence[Setting]) -> WorldPart:
 
 
 def share_of_box(points: Points, curves: Sequence[Points]) -> float | None:
-    """The hypervolume of bytes and accuracies, as a share of the box from accuracy 0 to 1 and up to the most bytes."""
+    """Compute the hypervolume of bytes and accuracies, as a share of the box up to accuracy 1 and the most bytes."""
     most = max((sent for curve in curves for sent, _ in curve), default=0.0)
     if most <= 0:
         return None
@@ -131,5 +131,5 @@ def _accuracies(setting: Setting) -> Mapping[int, list[float]]:
 
 
 def handovers(front: Sequence[FrontRow]) -> list[tuple[FrontRow, FrontRow]]:
-    """Neighbours on the front of which the dearer cannot be told from the cheaper."""
+    """Return neighbours on the front of which the dearer cannot be told from the cheaper."""
     return [(cheaper, dearer) for cheaper, dearer in itertools.pairwise(front) if dearer.is_unsure]

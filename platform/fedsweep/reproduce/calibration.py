@@ -58,7 +58,7 @@ def calibrate(experiment: Experiment) -> Speed:
 
 
 def _steps(engine: Engine, plan: RoundPlan, state: RunState) -> tuple[float, float]:
-    """Seconds of a step, and of a client's part in a round beside its steps."""
+    """Return seconds of a step, and of a client's part in a round beside its steps."""
     lanes = engine.experiment.lanes
     point = next(point for point in plan.points if any(job.steps for job in point.start))
     jobs = [job for job in point.start if job.steps][: 1 if lanes is None else lanes.width]
@@ -81,7 +81,7 @@ def _steps(engine: Engine, plan: RoundPlan, state: RunState) -> tuple[float, flo
 
 
 def _mean(measure: Callable[[], float]) -> float:
-    """The mean of a measurement that is repeated while all together are short."""
+    """Return the mean of a measurement that is repeated while all together are short."""
     values = [measure()]
     while sum(values) < _SECONDS / 2 and len(values) < _MOST_REPEATS:
         values.append(measure())
@@ -89,7 +89,7 @@ def _mean(measure: Callable[[], float]) -> float:
 
 
 def _tested(experiment: Experiment) -> float:
-    """Seconds of one sample's test."""
+    """Return seconds of one sample's test."""
     images = torch.from_numpy(experiment.world.test_images[:_TESTED].copy())
     inputs = experiment.world.data.transform(images, generator=None, train=False)
     inputs = inputs.to(dtype=experiment.layout.dtype)[: experiment.evaluation_batch]

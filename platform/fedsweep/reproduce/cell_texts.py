@@ -57,12 +57,12 @@ class Heading(NamedTuple):
 
 
 def label_of(measure: Measure) -> str:
-    """A measure's label, with its unit."""
+    """Return a measure's label, with its unit."""
     return f"{measure.label} (%)" if measure.percent and "%" not in measure.label else measure.label
 
 
 def headings(grid: Grid) -> list[Heading]:
-    """All columns of figures, in order."""
+    """Return all columns of figures, in order."""
     shown = {column: grid.table.column(column).measures for column in grid.columns}
     return [
         Heading(column, measure)
@@ -138,7 +138,7 @@ def _number(value: float, measure: Measure) -> str:
 
 
 def caption(grid: Grid) -> str:
-    """One line on what is shown and where it comes from."""
+    """Return one line on what is shown and where it comes from."""
     return f"{clean(grid.table.source)}: {clean(grid.table.title)}"
 
 
@@ -160,7 +160,7 @@ def setting_line(grid: Grid) -> str:
 
 
 def standing_line(grid: Grid) -> str:
-    """One line, above the table, where all of it has another setting than the paper's; else empty."""
+    """Return one line, above the table, where all of it has another setting than the paper's; else empty."""
     if not grid.table.printed or not grid.is_other_throughout:
         return ""
     where = f"The scale {grid.scale} is not" if grid.scale != FULL else "With --set this is not"
@@ -215,7 +215,7 @@ def _how_to_read(grid: Grid) -> list[str]:
 
 
 def _judged(grid: Grid) -> list[str]:
-    """Which rows' accuracy is not the common model's."""
+    """Note the rows whose accuracy is not the common model's."""
     columns: dict[str, list[str]] = {}
     for row in grid.table.rows:
         if row.accuracy and row.name in grid.rows:

@@ -38,7 +38,7 @@ class Cell:
         column: The column's name.
         seed: The seed.
         values: Dotted key -> value: where it differs from the table's base with the user's own settings; the seed last.
-        given: The whole configuration, as a user would give it.
+        config_tree: The whole configuration, as a user would write it.
     """
 
     row: str
@@ -110,7 +110,7 @@ def cells_of(
 
 
 def base_of(table: TableFile, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The configuration that a table's cells are laid over: its base with the user's own settings.
+    """Return the configuration that a table's cells are laid over: its base with the user's own settings.
 
     Raises:
         ConfigError: An override is malformed or can't be laid over the base.
@@ -144,7 +144,7 @@ def chosen(kind: Literal["row", "column"], table: TableFile, scale: str, *, patt
 
 
 def stand_in_of(table: TableFile, cell: Cell) -> str:
-    """The data set and the network that a cell has in place of those that its column is called by; empty where none."""
+    """Return a cell's data set and network where they replace those that its column is called by; else empty."""
     column, full = table.column(cell.column), _at_full_scale(table, cell)
     heading = re.sub(r"[^a-z0-9]", "", cell.column.lower())
     pairs = {"scenario.dataset": (cell.config.scenario.dataset, full.scenario.dataset)}

@@ -85,7 +85,7 @@ class Estimator:
     _plain: dict[str, tuple[Speed, int]] = field(default_factory=dict)
 
     def of(self, config: Config) -> Cost:
-        """A run's cost.
+        """Return a run's cost.
 
         Raises:
             InputError: The run can't be planned.
@@ -184,7 +184,7 @@ class TableCosts:
         return labels
 
     def within(self, seconds: float) -> tuple[Cell, ...]:
-        """The cells that fit into a time on this machine, in the table's order: what is too long is passed over."""
+        """Return the cells that fit into a time on this machine, in the table's order, without too long ones."""
         chosen, spent = [], 0.0
         for cell, cost in self.by_cell.items():
             more = 0.0 if cell in self.shared else hours_here(cost) * 3600
@@ -195,7 +195,7 @@ class TableCosts:
 
 
 def costs_of(table: Reproduction, estimator: Estimator | None = None) -> TableCosts:
-    """The costs of a table's cells; nothing is written.
+    """Return the costs of a table's cells; nothing is written.
 
     Args:
         table: With its cells, which must be runs.
@@ -220,17 +220,17 @@ def costs_of(table: Reproduction, estimator: Estimator | None = None) -> TableCo
 
 
 def hours_here(cost: Cost) -> float:
-    """Hours that runs take here, where each has a core to itself and all cores are busy."""
+    """Return hours that runs take here, where each has a core to itself and all cores are busy."""
     return cost.seconds / 3600 / cores()
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``90m``, ``10h`` or ``1.5d``.
+    """Return seconds of ``90m``, ``10h`` or ``1.5d``.
 
     Raises:
         ConfigError: It is no such text.
@@ -242,7 +242,7 @@ def parse_duration(text: str) -> float:
 
 
 def fitting(request: TableRequest, seconds: float) -> TableRequest:
-    """The same table with those of its cells that fit into a time on this machine, in the table's order.
+    """Return the same table with those of its cells that fit into a time on this machine, in the table's order.
 
     Raises:
         ConfigError: None fits, or nothing is run for the table.

@@ -47,7 +47,7 @@ _LONGEST_HEADING = 16
 
 
 def print_grid(grid: Grid, console: Console) -> None:
-    """Prints a table in the paper's arrangement; below each other what does not fit beside each other.
+    """Print a table in the paper's arrangement; below each other what does not fit beside each other.
 
     Args:
         grid: The table.
@@ -68,7 +68,7 @@ def print_grid(grid: Grid, console: Console) -> None:
 
 
 def as_text(grid: Grid) -> str:
-    """The table as plain text, at most 120 characters wide."""
+    """Return the table as plain text, at most 120 characters wide."""
     from rich.console import Console
 
     sink = io.StringIO()
@@ -77,7 +77,7 @@ def as_text(grid: Grid) -> str:
 
 
 def _fitting(grid: Grid, shown: Sequence[Heading], console: Console, *, width: int) -> list[Table]:
-    """One table where that fits, else with what is printed below what is measured, else half of the columns each."""
+    """Return one table where that fits, else printed figures below measured ones, else half of the columns each."""
     from rich.measure import Measurement
 
     for is_stacked in (False, True):
@@ -116,7 +116,7 @@ def _table(grid: Grid, shown: Sequence[Heading], *, is_stacked: bool) -> Table:
 
 
 def as_markdown(grid: Grid) -> str:
-    """The table as GitHub's Markdown."""
+    """Return the table as GitHub's Markdown."""
     head = [f"**{markdown_text(caption(grid))}**", "", markdown_text(setting_line(grid)), ""]
     head += [markdown_text(standing_line(grid)), ""] if standing_line(grid) else []
     foot = ["", *(f"- {markdown_text(note)}" for note in notes(grid)), ""]
@@ -124,7 +124,7 @@ def as_markdown(grid: Grid) -> str:
 
 
 def _frame(grid: Grid) -> pd.DataFrame:
-    """The figures as texts, with two lines of headings where columns show different measures."""
+    """Return the figures as texts, with two lines of headings where columns show different measures."""
     import pandas as pd
 
     above = headings(grid)
@@ -157,7 +157,7 @@ img { max-width: 100%; height: auto; }
 
 
 def as_html(grid: Grid, *, pictures: Sequence[Path] = (), runs: Sequence[Path] = ()) -> str:
-    """The table as a page that needs nothing beside itself.
+    """Return the table as a page that needs nothing beside itself.
 
     Args:
         grid: The table.
@@ -186,7 +186,7 @@ def as_html(grid: Grid, *, pictures: Sequence[Path] = (), runs: Sequence[Path] =
 
 
 def html_fragment(grid: Grid) -> str:
-    """The table, how it was measured and its notes, as HTML without a style; every text is escaped."""
+    """Return the table, how it was measured and its notes, as HTML without a style; every text is escaped."""
     rows = [
         f'<tr><th scope="row">{escape(clean(grid.row_label(row)))}</th>'
         + "".join(_html_cell(grid, row, heading) for heading in headings(grid))
@@ -236,7 +236,7 @@ FORMS: dict[str, Callable[[Grid], str]] = {
 
 
 def table_tree(table: TableFile) -> dict[str, Any]:
-    """A table as plain mappings, lists and scalars, everything that it refers to in its place.
+    """Return a table as plain mappings, lists and scalars, everything that it refers to in its place.
 
     ``settings`` has for each row and column that can be measured the resolved configuration at full scale, without the
     seed; ``base`` is what the rows' and columns' own ``set`` is laid over.

@@ -43,7 +43,7 @@ _ALIKE = 0.85
 
 
 def table_kind(name: str) -> Callable[..., Any]:
-    """The class of a kind of tables that is not :data:`RUNS`.
+    """Return the class of a kind of tables that is not :data:`RUNS`.
 
     Raises:
         ConfigError: There is none of that name.
@@ -52,7 +52,7 @@ def table_kind(name: str) -> Callable[..., Any]:
 
 
 def figure_kind(name: str) -> Callable[..., Any]:
-    """The function that draws a figure of this kind.
+    """Return the function that draws a figure of this kind.
 
     Raises:
         ConfigError: There is none of that name.
@@ -62,7 +62,7 @@ def figure_kind(name: str) -> Callable[..., Any]:
 
 @lru_cache
 def measure_function(name: str) -> Callable[..., float | None] | None:
-    """The function of a run that a measure's ``of`` names; None where it is a column or a figure of the run itself.
+    """Return the function of a run in a measure's ``of``; None where that is a column or a figure of the run.
 
     Raises:
         ConfigError: The name is a reference that leads nowhere.
@@ -74,17 +74,17 @@ def measure_function(name: str) -> Callable[..., float | None] | None:
 
 
 def check_table_kind(name: str) -> None:
-    """Raises a ConfigError where there is no kind of tables of that name."""
+    """Raise a ConfigError where there is no kind of tables of that name."""
     _check(name, _TABLES, also=(RUNS,))
 
 
 def check_figure_kind(name: str) -> None:
-    """Raises a ConfigError where there is no kind of figures of that name."""
+    """Raise a ConfigError where there is no kind of figures of that name."""
     _check(name, _FIGURES)
 
 
 def check_measure(name: str) -> None:
-    """Raises a ConfigError where a measure's ``of`` leads nowhere, or is nearly a measure's name."""
+    """Raise a ConfigError where a measure's ``of`` leads nowhere, or is nearly a measure's name."""
     if measure_function(name) is None and get_close_matches(name, _MEASURES.names(), cutoff=_ALIKE):
         raise ConfigError(unknown_name("measure", name, _MEASURES.names()))
 
@@ -96,7 +96,7 @@ def _check(name: str, among: Table, *, also: tuple[str, ...] = ()) -> None:
 
 
 def call(word: str, name: str, function: Callable[..., Any], *args: Any, gives: tuple[type, ...]) -> Any:
-    """The value of a function that a table names; its failures as errors that name it.
+    """Return the value of a function that a table names; its failures as errors that name it.
 
     Args:
         word: What it is, for messages.

@@ -54,7 +54,7 @@ class _Shape:
 
 
 def as_tabular(grid: Grid) -> str:
-    """The lines of figures alone, for a table environment of one's own."""
+    """Return the lines of figures alone, for a table environment of one's own."""
     return "\n".join([*_remarks(grid), *_tabular(grid), ""])
 
 
@@ -80,7 +80,7 @@ def _remarks(grid: Grid) -> list[str]:
 
 
 def _shape(grid: Grid) -> _Shape:
-    """The largest type in which the tabular fits a column, or a page; the smallest where it fits neither."""
+    """Return the largest type in which the tabular fits a column, or a page; the smallest where it fits neither."""
     shapes = [
         _Shape(size=size, is_stacked=is_stacked, width=_width(grid, size, is_stacked=is_stacked))
         for size, is_stacked in (
@@ -110,7 +110,7 @@ def _width(grid: Grid, size: str, *, is_stacked: bool) -> float:
 
 
 def _length(text: str) -> float:
-    """The width of a text in digits."""
+    """Return the width of a text in digits."""
     widths = (
         _WIDE if c in _WIDE_ONES else _NARROW if c in _NARROW_ONES else _CAPITAL if c.isupper() else _LETTER
         for c in text

@@ -13,7 +13,7 @@ from fedsweep.sweeps.reuse import taken_from
 
 
 def with_origins(grid: Grid, views: Mapping[Cell, RunView | str], folder: Path) -> Grid:
-    """The grid with a note for runs that were not made for it, and one where its runs are of more than one code.
+    """Return the grid with a note for runs that were not made for it, and one where its runs are of more than one code.
 
     Args:
         grid: A table's figures.

@@ -34,7 +34,7 @@ _CELLS = TypeAdapter(list[GridCell])
 
 
 def write_outputs(grid: Grid, folder: Path) -> list[Path]:
-    """Replaces a folder's table in all of its forms.
+    """Replace a folder's table in all of its forms.
 
     Raises:
         OutputError: The folder can't be written.
@@ -54,7 +54,7 @@ def write_outputs(grid: Grid, folder: Path) -> list[Path]:
 
 
 def remove_outputs(folder: Path) -> None:
-    """Removes a table's files and pictures, so that none of an earlier one stays."""
+    """Remove a table's files and pictures, so that none of an earlier one stays."""
     for path in (folder / MEASURED, *(folder / name for name in FORMS), *_pictures(folder)):
         path.unlink(missing_ok=True)
 
@@ -69,7 +69,7 @@ def has_outputs(folder: Path) -> bool:
 
 
 def grid_tree(grid: Grid) -> dict[str, Any]:
-    """The table as plain mappings, lists and scalars."""
+    """Return the table as plain mappings, lists and scalars."""
     return {
         "format": _FORMAT,
         "version": _VERSION,
@@ -91,7 +91,7 @@ def grid_tree(grid: Grid) -> dict[str, Any]:
 
 
 def read_grid(folder: Path) -> Grid:
-    """The table in a folder's ``measured.json``, which somebody else may have written.
+    """Read the table in a folder's ``measured.json``, which somebody else may have written.
 
     Raises:
         OutputError: It can't be read, is damaged or of another version.
@@ -168,7 +168,7 @@ class Table:
 
     @classmethod
     def read(cls, folder: Path) -> Table:
-        """The table in a folder that ``reproduce`` wrote; errors are those of :func:`read_grid`."""
+        """Return the table in a folder that ``reproduce`` wrote; errors are those of :func:`read_grid`."""
         return cls(folder=folder, grid=read_grid(folder))
 
     def to_pandas(self) -> pd.DataFrame:
@@ -184,7 +184,7 @@ class Table:
         return pd.DataFrame(lines, columns=["row", "column", "measure", "mean", "sd", "seeds", "printed"])
 
     def written(self, form: str = "txt") -> str:
-        """The table as its file has it.
+        """Return the table as its file has it.
 
         Args:
             form: ``txt``, ``md``, ``tex``, ``html``, or ``tabular``, which is LaTeX without what is around the figures.

@@ -104,7 +104,7 @@ class Reproduction:
         return {key: sources_of(resolve(cell.config).tree()) for key, cell in self.firsts.items()}
 
     def folders(self, folder: Path) -> dict[Cell, Path]:
-        """Each cell's run folder below the reproduction's."""
+        """Return each cell's run folder below the reproduction's."""
         return {cell: folder / self.by_key[self.keys[cell]].folder for cell in self.cells}
 
     @property

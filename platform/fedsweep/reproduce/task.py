@@ -84,7 +84,7 @@ class Task:
         return not self.costs_only and self.reproduction.table.has_runs
 
     def prepared(self) -> PreparedSweep:
-        """The cells as trials, checked as a sweep's trials are; the data sets are loaded.
+        """Return the cells as trials, checked as a sweep's trials are; the data sets are loaded.
 
         Raises:
             InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written.

@@ -40,7 +40,7 @@ class ConfigTable:
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted key -> value as JSON text (strings without quotes).
+    """Return dotted key -> value as JSON text (strings without quotes).
 
     Raises:
         OutputError: It is no configuration: thousands of keys, or nested without end.
@@ -57,7 +57,7 @@ def setting_key(flat: Mapping[str, str]) -> str:
 
 
 def config_table(flats: Sequence[Mapping[str, str]]) -> ConfigTable:
-    """Lays configurations side by side, as :func:`flat_config` gave them; what changes no result is left out."""
+    """Lay configurations side by side, as :func:`flat_config` gave them; what changes no result is left out."""
     keys = [key for key in dict.fromkeys(key for flat in flats for key in flat) if not _is_aside(key)]
     is_common = {key: len({flat.get(key) for flat in flats}) == 1 for key in keys}
     differing = tuple(key for key in keys if not is_common[key])
@@ -69,7 +69,7 @@ def config_table(flats: Sequence[Mapping[str, str]]) -> ConfigTable:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each key where that tells them apart; ``method`` for ``method.name``."""
+    """Return the last part of each key where that tells them apart; ``method`` for ``method.name``."""
     lasts = [key.removesuffix(".name").removesuffix(".kind").rpartition(".")[2] for key in keys]
     return {key: last if lasts.count(last) == 1 else key for last, key in zip(lasts, keys, strict=True)}
 

@@ -74,7 +74,7 @@ class Curve:
     high: Mapping[str, Cells] = field(default_factory=dict)
 
     def accuracy_by_bytes(self) -> list[tuple[float, float]]:
-        """Bytes and test accuracy of the rounds that were evaluated."""
+        """Return bytes and test accuracy of the rounds that were evaluated."""
         return [(sent, value) for sent, value, _, _ in self.points("test_accuracy", against="total_bytes")]
 
     def points(self, name: str, *, against: str) -> list[tuple[float, float, float, float]]:
@@ -95,7 +95,7 @@ class Curve:
 
 
 def curve_of(run: RunView, names: Iterable[str] | None = None) -> Curve:
-    """A run's curve, all rounds, of the columns that are of interest; None: :data:`FIGURES` and the run's metrics."""
+    """Return a run's curve, all rounds, of chosen columns; None: those of :data:`FIGURES` and the run's metrics."""
     names = (*FIGURES, *run.metrics) if names is None else names
     cells = {name: tuple(map(finite, run.column(name))) for name in names}
     return Curve(
@@ -109,7 +109,7 @@ def curve_of(run: RunView, names: Iterable[str] | None = None) -> Curve:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean over seeds, round by round, of one or more curves, for the rounds that all of them have."""
+    """Return the mean over seeds, round by round, of one or more curves, for the rounds that all of them have."""
     if len(curves) == 1:
         return curves[0]
     places = [{number: place for place, number in enumerate(curve.rounds)} for curve in curves]
@@ -160,7 +160,7 @@ def thinned(curve: Curve, *, points: int) -> list[int]:
 
 
 def short(value: float | None) -> float | int | None:
-    """The number with five digits; whole ones as such."""
+    """Return the number with five digits; whole ones as such."""
     if value is None:
         return None
     rounded = float(f"{value:.{_DIGITS}g}")

@@ -11,7 +11,7 @@ _SHOWN = 6
 
 
 def keys_below(sections: Sequence[str], keys: Iterable[str]) -> list[str]:
-    """Those of the keys that are one of the sections or stand below one, in their order."""
+    """Return those of the keys that are one of the sections or stand below one, in their order."""
     return [key for key in keys if any(key == section or key.startswith(f"{section}.") for section in sections)]
 
 

@@ -63,7 +63,7 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
 
 
 def curve_front(curves: Sequence[Sequence[tuple[float, float]]]) -> list[FrontStep]:
-    """The Pareto front of all points of some curves, cheapest first.
+    """Return the Pareto front of all points of some curves, cheapest first.
 
     A run of many rounds holds the results of all shorter ones, so each tested round is a point, not the last one alone.
     Of equal points of several curves the first one's stands for all.
@@ -81,7 +81,7 @@ def curve_front(curves: Sequence[Sequence[tuple[float, float]]]) -> list[FrontSt
 
 
 def hypervolume(points: Iterable[Sequence[float]], reference: Sequence[float]) -> float:
-    """The volume that some points dominate, up to a reference point; exact, for two or three objectives.
+    """Compute the volume that some points dominate, up to a reference point; exact, for two or three objectives.
 
     Source: Zitzler and Thiele, PPSN 1998; three objectives by slices of two, in O(n^2 log n).
 
@@ -126,7 +126,7 @@ def overlap(first: Estimate, second: Estimate) -> bool:
 
 
 def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float, float] | None:
-    """The last evaluation within a budget: bytes sent by then, and the accuracy; None where there is none.
+    """Return the last evaluation within a budget: bytes sent by then, and the accuracy; None where there is none.
 
     It is the last one, not the best one: picking the best would be choosing by the test set.
     """
@@ -135,7 +135,7 @@ def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float,
 
 
 def budget_grid(curves: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
-    """Budgets 1, 2, 5, 10, ... from the cheapest first evaluation to the dearest last one, in bytes.
+    """Return budgets 1, 2, 5, 10, ... from the cheapest first evaluation to the dearest last one, in bytes.
 
     A curve has bytes and accuracy, ascending in bytes.
     """

@@ -62,7 +62,7 @@ class Difference:
 
 
 def finite(value: Any) -> float | None:
-    """The value where it is a finite number, else None."""
+    """Return the value where it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -72,12 +72,12 @@ def finite(value: Any) -> float | None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value, whatever their order."""
+    """Compute the mean of at least one value, whatever their order."""
     return math.fsum(values) / len(values)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation of at least two values, whatever their order."""
+    """Compute the sample standard deviation of at least two values, whatever their order."""
     centre = mean(values)
     gaps = [value - centre for value in values]
     # By multiplication: a power that is too large is an error, a product infinite.
@@ -145,7 +145,7 @@ def _difference(first: int, second: int, gaps: Sequence[float]) -> Difference:
 
 
 def _paired_p(gaps: np.ndarray) -> float:
-    """Two-sided p value of Student's paired t test [n >= 2]."""
+    """Compute two-sided p value of Student's paired t test [n >= 2]."""
     from scipy.stats import ttest_1samp
 
     # Gaps that are all alike have no spread to divide by; SciPy would warn and give NaN.

@@ -58,7 +58,7 @@ def is_less_better(figure: str, views: Iterable[RunView]) -> bool:
 
 
 def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[ReportRun]:
-    """The runs that satisfy all conditions, in their order.
+    """Return the runs that satisfy all conditions, in their order.
 
     Args:
         runs: All runs.
@@ -108,7 +108,7 @@ def _canonical(text: str) -> str | float:
 def order_of(
     members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], name: str, *, what: str = "--sort"
 ) -> list[int]:
-    """Places of runs or settings in the order that a name asks for; who has no such figure comes last.
+    """Return places of runs or settings in the order that a name asks for; who has no such figure comes last.
 
     Args:
         members: Runs, or settings of these.
@@ -134,6 +134,6 @@ def order_of(
 
 
 def _sort_key(run: ReportRun, name: str, runs: Sequence[ReportRun], *, what: str) -> list[tuple[bool, str | float]]:
-    """The values of a run under a name; numbers before words, each among its like."""
+    """Return the values of a run under a name; numbers before words, each among its like."""
     values = map(_canonical, _values(run, name, runs, what=what))
     return [(isinstance(value, str), value) for value in values]

@@ -105,11 +105,11 @@ class Setting:
     curve: Curve | None
 
     def over_seeds(self, name: str) -> Estimate:
-        """A figure, as :meth:`~fedsweep.results.view.RunView.figure` knows it, over the counted runs."""
+        """Return a figure, as :meth:`~fedsweep.results.view.RunView.figure` knows it, over the counted runs."""
         return estimate(view.figure(name) for view in self.views)
 
     def figure(self, name: str) -> float | None:
-        """The mean alone of :meth:`over_seeds`; None where no counted run has the figure."""
+        """Return the mean alone of :meth:`over_seeds`; None where no counted run has the figure."""
         return _over_runs(name, self.views)
 
 
@@ -151,7 +151,7 @@ class Counting(Protocol):
 
 
 def counted(runs: Sequence[Counting]) -> list[int]:
-    """Which of a setting's runs its means are over, wherever they are shown: places in the order given.
+    """Choose those of a setting's runs that its means are over, wherever they are shown: places in the order given.
 
     One per seed, and only those that have finished; where none has finished, those under way. A failed run, or one
     without rounds, never counts.
@@ -165,7 +165,7 @@ def counted(runs: Sequence[Counting]) -> list[int]:
 
 
 def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
-    """The runs as a report shows them, and why it cannot show others."""
+    """Return the runs as a report shows them, and why it cannot show others."""
     good: list[tuple[RunView, Mapping[str, str]]] = []
     bad: list[str] = []
     for view in views:
@@ -185,13 +185,13 @@ def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
 
 
 def shortly_called(runs: Sequence[ReportRun]) -> list[ReportRun]:
-    """The runs without the words that all of their labels begin with: a sweep's name; for tables, after grouping."""
+    """Return the runs without the words that all labels begin with, a sweep's name; for tables, after grouping."""
     labels = without_shared_start([run.label for run in runs])
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
 def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
-    """The runs grouped into settings, in the order of their first runs."""
+    """Return the runs grouped into settings, in the order of their first runs."""
     groups: dict[tuple[str, str], list[int]] = {}
     for index, run in enumerate(runs):
         groups.setdefault((run.view.name, setting_key(run.flat)), []).append(index)
@@ -220,7 +220,7 @@ def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]
 
 
 def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:
-    """A row for each setting and each of its ``evaluation.targets``, setting by setting, targets ascending.
+    """Return a row for each setting and each of its ``evaluation.targets``, setting by setting, targets ascending.
 
     The figures are those of the rounds' tables, so runs that are under way have theirs, too.
     """
@@ -240,7 +240,7 @@ def _over_runs(name: str, views: Sequence[RunView]) -> float | None:
 
 
 def targets_of(config: Mapping[str, object]) -> list[float]:
-    """The targets that a folder's configuration names, each once, in its order; what is none is left out."""
+    """Return the targets that a folder's configuration names, each once, in its order; what is none is left out."""
     evaluation = config.get("evaluation")
     named = evaluation.get("targets") if isinstance(evaluation, Mapping) else None
     values = [finite(value) for value in named[:_MOST_TARGETS]] if isinstance(named, list) else []

@@ -17,13 +17,13 @@ _NAMING = ("name", "kind", "merge")
 
 
 def clean(value: Any, *, longest: int = _LONGEST_TEXT) -> str:
-    """Any value as one line of printable characters; what is too long is cut."""
+    """Return any value as one line of printable characters; what is too long is cut."""
     text = "".join(character if character.isprintable() else " " for character in str(value)[: longest + 1])
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Names with commas between; of more than ``most`` the first, and how many more there are."""
+    """Return names with commas between; of more than ``most`` the first, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -40,7 +40,7 @@ def metric_title(column: str, declaration: Declaration) -> str:
 
 
 def bytes_text(count: float | None) -> str:
-    """Bytes for people, with decimal prefixes: ``1.5 MB``."""
+    """Return bytes for people, with decimal prefixes: ``1.5 MB``."""
     if count is None:
         return MISSING
     for prefix in ("", "k", "M", "G", "T"):
@@ -51,7 +51,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Seconds for people, in the unit that keeps the number short: ``95s``, ``12.5m``, ``3.4h``, ``2.1d``."""
+    """Return seconds for people, in the unit that keeps the number short: ``95s``, ``12.5m``, ``3.4h``, ``2.1d``."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING if seconds is None else str(seconds)
     if seconds < 99.95:
@@ -63,7 +63,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def method_label(spec: Mapping[str, Any], *, among: Sequence[Mapping[str, Any]] = ()) -> str:
-    """A method by its title, with the parameters in which it differs from others of the same title.
+    """Return a method by its title, with the parameters in which it differs from others of the same title.
 
     Args:
         spec: ``{name: ..., parameters}`` or ``{merge: [...]}``.
@@ -81,7 +81,7 @@ def method_label(spec: Mapping[str, Any], *, among: Sequence[Mapping[str, Any]] 
 
 
 def value_text(value: Any) -> str:
-    """A value of a configuration in a few words; names come first and without their key."""
+    """Return a value of a configuration in a few words; names come first and without their key."""
     if isinstance(value, Mapping):
         heads = [value_text(value[key]) for key in _NAMING if key in value]
         rest = [f"{key}={value_text(item)}" for key, item in value.items() if key not in _NAMING]
@@ -94,7 +94,7 @@ def value_text(value: Any) -> str:
 
 
 def without_shared_start(names: Sequence[str]) -> list[str]:
-    """Names without the words that all of them begin with, as the trials of a sweep do with its name.
+    """Return names without the words that all of them begin with, as the trials of a sweep do with its name.
 
     A single name, or one that would be left empty, stays whole.
     """

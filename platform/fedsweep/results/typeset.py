@@ -50,7 +50,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_table(frame: pd.DataFrame, *, strong: Collection[tuple[int, int]] = ()) -> list[str]:
-    """The lines of GitHub's Markdown, which knows one line of headings: two are written into one.
+    """Return the lines of GitHub's Markdown, which knows one line of headings: two are written into one.
 
     Written here since pandas' ``to_markdown`` needs one more dependency and escapes nothing.
 
@@ -85,14 +85,14 @@ def _no_formula(cell: object) -> object:
 
 
 def unicode_text(text: str) -> str:
-    r"""Text in which ``$\alpha$`` and its like are the letters that :func:`latex_text` writes so."""
+    r"""Return text in which ``$\alpha$`` and its like are the letters that :func:`latex_text` writes so."""
     for character, command in _LATEX.items():
         text = text.replace(command, character) if command.startswith("$") else text
     return text
 
 
 def latex_text(text: object) -> str:
-    """Text as LaTeX sets it; two hyphens stay two."""
+    """Return text as LaTeX sets it; two hyphens stay two."""
     apart = re.sub("-(?=-)", "-\0", str(text))
     return "".join(_LATEX.get(character, character) for character in apart)
 
@@ -103,7 +103,7 @@ def _latex_row_name(name: object) -> str:
 
 
 def latex_tabular(frame: pd.DataFrame) -> list[str]:
-    """The lines of a ``tabular``, for the package ``booktabs``.
+    """Return the lines of a ``tabular``, for the package ``booktabs``.
 
     Args:
         frame: Its cells are LaTeX already, since parts of them may be bold; names and headings are texts.

@@ -154,7 +154,7 @@ class RunView:
         }
 
     def column(self, name: str) -> Sequence[Any]:
-        """A column's cells, one per round; none where there is no table.
+        """Return a column's cells, one per round; none where there is no table.
 
         ``test_accuracy`` is NaN where the round's test loss is no finite number.
         Beside those of ``rounds.parquet`` there are ``total_bytes``, both ways up to and with each round, registration
@@ -170,7 +170,7 @@ class RunView:
         return next((float(cell) for cell in reversed(self.column(name)) if isinstance(cell, int | float)), None)
 
     def over(self, name: str, how: str) -> float | None:
-        """A column as one figure; None where no round has it, or one that counts is NaN or infinite.
+        """Return a column as one figure; None where no round has it, or one that counts is NaN or infinite.
 
         The best is that of the rounds in which it is a number: the largest, or the smallest where a metric says so.
 
@@ -202,12 +202,12 @@ class RunView:
         return self.over(column, how) if is_measured else finite(self.result.get(name))
 
     def judged_by(self, column: str) -> RunView:
-        """The run with a column in the place of ``test_accuracy``: for its best, and for targets, too."""
+        """Return the run with a column in the place of ``test_accuracy``: for its best, and for targets, too."""
         result = {name: value for name, value in self.result.items() if not name.endswith("test_accuracy")}
         return replace(self, result=result, columns={**self.columns, "test_accuracy": self.column(column)})
 
     def reaching(self, target: float) -> RunView | None:
-        """The run up to and with the first round that reached a target; None where none did.
+        """Return the run up to and with the first round that reached a target; None where none did.
 
         Its figures are what it took.
 
@@ -230,13 +230,13 @@ def metrics_of(views: Iterable[RunView]) -> dict[str, Declaration]:
 
 
 def run_so_far(folder: Path, records: Sequence[RoundRecord]) -> RunView:
-    """A run as its rows alone tell of it, while it goes on."""
+    """Return a run as its rows alone tell of it, while it goes on."""
     columns = {column.name: [getattr(record, column.name) for record in records] for column in ROUND_COLUMNS}
     return RunView(folder=folder, config={}, result={}, columns=columns)
 
 
 def load_run(folder: Path) -> RunView:
-    """The run in a run folder.
+    """Load the run in a run folder.
 
     Raises:
         InputError: A file in it is damaged; the message names the file.
@@ -254,7 +254,7 @@ def load_run(folder: Path) -> RunView:
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[RunView]:
-    """The runs in or below some folders, each once, in the order given.
+    """Load the runs in or below some folders, each once, in the order given.
 
     Raises:
         OutputError: One of the folders does not exist or holds no run.
@@ -264,7 +264,7 @@ def load_runs(folders: Iterable[str | Path]) -> list[RunView]:
 
 
 def runs_below(folder: str | Path) -> list[Path]:
-    """The run folders that a folder is or holds.
+    """Return the run folders that a folder is or holds.
 
     Raises:
         OutputError: It does not exist or holds no run.
@@ -276,7 +276,7 @@ def runs_below(folder: str | Path) -> list[Path]:
 
 
 def once(folders: Iterable[Path]) -> dict[Path, Path]:
-    """Each folder once, as it was called first, by where it really lies."""
+    """Return each folder once, as it was called first, by where it really lies."""
     first: dict[Path, Path] = {}
     for folder in folders:
         first.setdefault(folder.resolve(), folder)
@@ -284,7 +284,7 @@ def once(folders: Iterable[Path]) -> dict[Path, Path]:
 
 
 def run_labels(runs: Sequence[RunView]) -> list[str]:
-    """A label for each run: its name; its place among the folders where another run has its name and seed, too."""
+    """Return a label for each run: its name; its place among the folders where another has its name and seed."""
     keys = [(run.name, run.seed) for run in runs]
     if len(set(keys)) == len(keys):
         return [run.name for run in runs]

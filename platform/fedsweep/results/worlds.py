@@ -78,7 +78,7 @@ class Layout:
     column_keys: tuple[str, ...]
 
     def places_of(self, row: int) -> list[int]:
-        """The places of a row's settings, ascending."""
+        """Return the places of a row's settings, ascending."""
         return [place for place, other in enumerate(self.row_of) if other == row]
 
 
@@ -159,7 +159,7 @@ def lay_out(
 
 
 def world_keys(flats: Sequence[Mapping[str, str]], table: ConfigTable) -> list[str]:
-    """The keys that make worlds, of those that differ between settings.
+    """Return the keys that make worlds, of those that differ between settings.
 
     Scenario and model do; budgets only where there are several. A key of ``training`` does where each of its values was
     run with several methods: otherwise it belongs to the method, as FedSGD's one local step or a tuned rate.
@@ -179,7 +179,7 @@ def world_keys(flats: Sequence[Mapping[str, str]], table: ConfigTable) -> list[s
 def _chosen(
     names: Sequence[str] | None, table: ConfigTable, flats: Sequence[Mapping[str, str]], *, what: str
 ) -> list[str] | None:
-    """The differing keys that short names stand for; what is the same in all makes no difference."""
+    """Return the differing keys that short names stand for; what is the same in all makes no difference."""
     if names is None:
         return None
     keys = list(dict.fromkeys(key for flat in flats for key in flat))
@@ -272,7 +272,7 @@ def _words(
 def _apart(
     settings: Sequence[Setting], names: Sequence[str], row_of: Sequence[int], places: Sequence[Sequence[int]]
 ) -> tuple[list[str], list[int]]:
-    """Rows of their own for settings of one configuration and several names, which would share a cell."""
+    """Return rows of their own for settings of one configuration and several names, which would share a cell."""
     cells = Counter((row_of[place], column) for column, members in enumerate(places) for place in members)
     crowded = {row for (row, _), count in cells.items() if count > 1}
     labels = [settings[p].label if row in crowded else names[row] for p, row in enumerate(row_of)]
@@ -303,7 +303,7 @@ def _check_cells(
 
 
 def _without(label: str, keys: Sequence[str]) -> str:
-    """A setting's label without the words that say what makes its world."""
+    """Return a setting's label without the words that say what makes its world."""
     words = label.split(" ")
     return " ".join(
         word for word in words if "=" not in word or not any(has_part(key, word.partition("=")[0]) for key in keys)
@@ -319,7 +319,7 @@ def _values(flat: Mapping[str, str], keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def _value(text: str) -> str:
-    """A value of a flat configuration, numbers in few digits."""
+    """Return a value of a flat configuration, numbers in few digits."""
     try:
         value = json.loads(text)
     except ValueError:

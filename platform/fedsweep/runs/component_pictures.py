@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
 
 
 def png_bytes(picture: np.ndarray) -> bytes:
-    """A picture as a PNG file of 8 bits per channel.
+    """Return a picture as a PNG file of 8 bits per channel.
 
     Args:
         picture: [H, W] (grey) or [H, W, 3] (red, green, blue), 0..1; what lies outside is cut off, NaN is black.

@@ -18,7 +18,7 @@ _FOLDERS = ("fedsweep", "fedsweep.algorithms")
 
 
 def run_facts() -> dict[str, Any]:
-    """The software, for a result: ``versions`` by name (None: not installed) and ``git_commit``.
+    """Return the software, for a result: ``versions`` by name (None: not installed) and ``git_commit``.
 
     The commit is that of the checkout in which fedsweep's sources lie, with ``-dirty`` where these are not as
     committed; None where fedsweep was installed from a wheel.
@@ -46,7 +46,7 @@ def _git_commit() -> str | None:
 
 
 def own_commit() -> str | None:
-    """The commit of fedsweep's own checkout, see :func:`run_facts`."""
+    """Return the commit of fedsweep's own checkout, see :func:`run_facts`."""
     specs = [importlib.util.find_spec(name) for name in _FOLDERS]
     folders = [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]
     own = folders[0]
@@ -59,7 +59,7 @@ def own_commit() -> str | None:
 
 
 def _git_says(*words: str, folder: Path) -> str | None:
-    """The answer of git in a folder; None where that is no checkout, or git is not there."""
+    """Return the answer of git in a folder; None where that is no checkout, or git is not there."""
     try:
         answer = subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True, cwd=folder)
     except (OSError, subprocess.SubprocessError):
@@ -68,5 +68,5 @@ def _git_says(*words: str, folder: Path) -> str | None:
 
 
 def peak_memory_mb() -> float:
-    """Greatest resident memory of this process so far, in MB."""
+    """Return greatest resident memory of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

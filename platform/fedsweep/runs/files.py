@@ -139,7 +139,7 @@ class ObjectStore:
         self._intact: set[ObjectRef] = set()
 
     def path(self, ref: ObjectRef) -> Path:
-        """Where an object lies."""
+        """Return the path of an object."""
         return self._folder / f"{ref.sha256}{self._suffix}"
 
     def put(self, data: bytes) -> ObjectRef:
@@ -152,7 +152,7 @@ class ObjectStore:
         return self.put_all([data])[0]
 
     def put_all(self, contents: Sequence[bytes]) -> list[ObjectRef]:
-        """The same for several, which takes less time than one by one."""
+        """Return the same for several, which takes less time than one by one."""
         refs = [ObjectRef(hashlib.sha256(data).hexdigest(), len(data)) for data in contents]
         missing = {ref: data for ref, data in zip(refs, contents, strict=True) if not self.holds(ref)}
         if missing:
@@ -176,7 +176,7 @@ class ObjectStore:
         return False
 
     def get(self, ref: ObjectRef) -> bytes:
-        """The bytes of an object.
+        """Return the bytes of an object.
 
         Raises:
             DataError: It is missing or not what it was.
@@ -219,7 +219,7 @@ class ObjectStore:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Puts a file in its place as a whole: after a kill or a power cut there is the old one or the new one.
+    """Put a file in its place as a whole: after a kill or a power cut there is the old one or the new one.
 
     Args:
         path: The file.

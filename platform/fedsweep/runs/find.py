@@ -13,7 +13,7 @@ _NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
 
 
 def find_runs(path: str | Path) -> list[Path]:
-    """The folder itself where it is a run's, otherwise the run folders below it, sorted.
+    """Return the folder itself where it is a run's, otherwise the run folders below it, sorted.
 
     A folder that has no more than a configuration is a run that broke off early, unless runs lie below it: then it
     is a sweep's. Hidden folders, links and the artifacts of tracking stores are passed over.

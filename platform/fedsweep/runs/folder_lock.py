@@ -177,7 +177,7 @@ def _is_current(handle: int, folder: Path) -> bool:
 
 
 def _who(folder: Path) -> tuple[int, str]:
-    """Process and machine of the holder; 0 where the file does not say."""
+    """Return process and machine of the holder; 0 where the file does not say."""
     try:
         handle = _open(folder, create=False)
     except OutputError:
@@ -199,7 +199,7 @@ def _taken(folder: Path) -> OutputError:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Makes a folder and its parents; returns those that were not there, the innermost first."""
+    """Make a folder and its parents; returns those that were not there, the innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ class RunFolder:
             raise OutputError(f"{self.path}: cannot be made a run's folder: it is a file")
 
     def check_is_run(self) -> None:
-        """Refuses a folder that is not there, or a sweep's, whose configuration looks like a run's.
+        """Refuse a folder that is not there, or a sweep's, whose configuration looks like a run's.
 
         Raises:
             OutputError: It is one of these.
@@ -120,11 +120,11 @@ class RunFolder:
         return self.path / CHECKPOINTS
 
     def write_config(self, text: str) -> None:
-        """Writes the resolved configuration; the first file of a run."""
+        """Write the resolved configuration; the first file of a run."""
         self._write(CONFIG, text.encode())
 
     def read_config(self) -> str:
-        """The resolved configuration's text.
+        """Read the resolved configuration's text.
 
         Raises:
             OutputError: The file is missing or not UTF-8.
@@ -135,7 +135,7 @@ class RunFolder:
             raise OutputError(f"{self.path / CONFIG}: not a text file in UTF-8 (byte {error.start})") from error
 
     def write_table(self, name: str, table: pa.Table) -> None:
-        """Writes one of the run's tables, or replaces it."""
+        """Write one of the run's tables, or replaces it."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -144,11 +144,11 @@ class RunFolder:
         self._write(name, sink.getvalue().to_pybytes())
 
     def write_rounds(self, records: Sequence[RoundRecord]) -> None:
-        """Replaces the table of rounds by one with a row for each record."""
+        """Replace the table of rounds by one with a row for each record."""
         self.write_table(ROUNDS, self._rounds.of(records))
 
     def rounds_table(self) -> pa.Table:
-        """The table of rounds.
+        """Read the table of rounds.
 
         Raises:
             OutputError: The file is missing, damaged, or no table of rounds.
@@ -158,11 +158,11 @@ class RunFolder:
         return table
 
     def read_rounds(self) -> list[RoundRecord]:
-        """One record per round; raises as :meth:`rounds_table`."""
+        """Read one record per round; raises as :meth:`rounds_table`."""
         return table_to_records(self.rounds_table())
 
     def read_clients(self) -> pa.Table:
-        """The table of clients.
+        """Read the table of clients.
 
         Raises:
             OutputError: The file is missing, damaged, or lacks a column.
@@ -174,7 +174,7 @@ class RunFolder:
         return table
 
     def client_table(self, name: str) -> pa.Table | None:
-        """:data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
+        """Read :data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
 
         Raises:
             OutputError: The file is damaged, or has more rows than a run writes that fits into memory.
@@ -182,16 +182,16 @@ class RunFolder:
         return self._read_table(name) if (self.path / name).exists() else None
 
     def write_scenario(self, text: str) -> None:
-        """Writes who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
+        """Write who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
         self._write(SCENARIO, text.encode())
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Writes the result; what is not finite becomes null."""
+        """Write the result; what is not finite becomes null."""
         text = json.dumps(_jsonable(result), indent=2, sort_keys=True, allow_nan=False)
         self._write(RESULT, f"{text}\n".encode())
 
     def read_result(self) -> dict[str, Any]:
-        """The result.
+        """Read the result.
 
         Raises:
             OutputError: The file is missing, not JSON, or has no known ``status``.
@@ -215,7 +215,7 @@ class RunFolder:
         return (self.path / ROUNDS).is_file()
 
     def write_model(self, state: Mapping[str, Tensor]) -> str:
-        """Writes the model's tensors; equal tensors give equal bytes.
+        """Write the model's tensors; equal tensors give equal bytes.
 
         Returns:
             The file's SHA-256, in hexadecimal digits.
@@ -231,7 +231,7 @@ class RunFolder:
         return hashlib.sha256(data).hexdigest()
 
     def read_model(self, *, num_values: int) -> dict[str, Tensor]:
-        """The model's tensors, by name.
+        """Read the model's tensors, by name.
 
         Args:
             num_values: Scalars that it should have; a file that is much larger is refused before it is read.
@@ -254,7 +254,7 @@ class RunFolder:
         return tensors
 
     def model_bytes(self) -> int:
-        """The size of the model's file.
+        """Return the size of the model's file.
 
         Raises:
             OutputError: There is none, or it is no regular file.
@@ -266,7 +266,7 @@ class RunFolder:
             raise OutputError(f"{self.path / MODEL}: cannot be read: {_reason(error)}") from error
 
     def model_sha256(self, *, num_bytes: int) -> str:
-        """The SHA-256 of the model's file as it is, in hexadecimal digits.
+        """Return the SHA-256 of the model's file as it is, in hexadecimal digits.
 
         Args:
             num_bytes: Its size; a larger file is refused.
@@ -277,7 +277,7 @@ class RunFolder:
         return [name for name in (*_FILES, CHECKPOINTS) if os.path.lexists(self.path / name)]
 
     def _clear(self) -> None:
-        """Removes an earlier run. Its folder may be someone's project with a ``checkpoints`` of its own."""
+        """Remove an earlier run. Its folder may be someone's project with a ``checkpoints`` of its own."""
         if not self._is_ours():
             raise OutputError(
                 f"{self.path} has files with the names of a run's, but no {CONFIG} that a run wrote, so they are not"
@@ -335,7 +335,7 @@ class RunFolder:
 
 
 def event_files(folder: Path) -> Sequence[Path]:
-    """The event files for TensorBoard in a run's folder."""
+    """Return the event files for TensorBoard in a run's folder."""
     return sorted((folder / TENSORBOARD).glob(f"events.out.tfevents.*{EVENTS_SUFFIX}"))
 
 

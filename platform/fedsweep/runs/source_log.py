@@ -60,7 +60,7 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
 
 
 def changes_on_the_way(folder: Path) -> list[str]:
-    """A sentence for each time that a run went on with other sources; raises as :func:`read_log`."""
+    """Return a sentence for each time that a run went on with other sources; raises as :func:`read_log`."""
     later = read_log(folder)[1:]
     return [f"from round {stretch.first_round} on, other code played it ({stretch.changed})" for stretch in later]
 
@@ -78,7 +78,7 @@ def changed_since(folder: Path, sources: Sources) -> str:
 
 
 def refusal(folder: Path, changed: str) -> str:
-    """The sentence with which a run of other sources is not gone on with."""
+    """Return the sentence with which a run of other sources is not gone on with."""
     return (
         f"{folder} was made by other code ({changed}), and a run of two codes repeats nowhere; begin a new run, bring"
         f" back the code that it was begun with, or go on all the same with {ALLOW}, which its result will say"

@@ -61,7 +61,7 @@ _MOST_NAMED = 4
 
 
 def sources_of(tree: Mapping[str, Any]) -> dict[str, str]:
-    """The hashes of the sources behind a configuration, given as its tree.
+    """Return the hashes of the sources behind a configuration, given as its tree.
 
     Raises:
         ConfigError: A module was changed after this process had imported it.
@@ -72,7 +72,7 @@ def sources_of(tree: Mapping[str, Any]) -> dict[str, str]:
 
 @cache
 def own_sources() -> Sources:
-    """The hashes of fedsweep's own folders, as they were when this process first asked."""
+    """Return the hashes of fedsweep's own folders, as they were when this process first asked."""
     import fedsweep
 
     algorithms = importlib.util.find_spec("fedsweep.algorithms")
@@ -134,7 +134,7 @@ _first_seen: dict[str, tuple[ModuleSpec | None, str]] = {}
 
 
 def _modules_named(value: Any) -> Iterator[str]:
-    """Modules that a part of a configuration names, as ``package.module:callable`` or by an entry point."""
+    """Yield modules that a part of a configuration names, as ``package.module:callable`` or by an entry point."""
     if isinstance(value, Mapping):
         for item in value.values():
             yield from _modules_named(item)
@@ -183,7 +183,7 @@ def _plugin_sources(roots: Iterable[str]) -> dict[str, str]:
 
 
 def _checked(name: str, origin: Path, text: bytes) -> str:
-    """The file's hash; refused where this process goes on with what the file was before."""
+    """Return the file's hash; refused where this process goes on with what the file was before."""
     digest = _digest([(origin.name, text)])
     module = sys.modules.get(name)
     if module is None:
@@ -207,7 +207,7 @@ def _takes_part(name: str) -> bool:
 
 
 def _place_of(name: str) -> tuple[Path | None, list[str] | None]:
-    """A module's file, and the folders of a package; None for the file of what has none."""
+    """Return a module's file, and the folders of a package; None for the file of what has none."""
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if spec is None and module is not None:  # a script
@@ -222,7 +222,7 @@ def _place_of(name: str) -> tuple[Path | None, list[str] | None]:
 
 
 def _spec_on_disk(name: str) -> ModuleSpec | None:
-    """Where a module would be imported from; unlike importlib's own function, this imports no package above it."""
+    """Return a module's spec; unlike importlib's own function, this imports no package above it."""
     parent, path = name.rpartition(".")[0], None
     if parent:
         path = _place_of(parent)[1]
@@ -252,7 +252,7 @@ def _library_folders() -> frozenset[Path]:
 
 
 def _imports(text: bytes, name: str, *, is_package: bool) -> Iterator[str]:
-    """Names that a module's import statements may mean, those inside functions included."""
+    """Yield names that a module's import statements may mean, those inside functions included."""
     package = name if is_package else name.rpartition(".")[0]
     try:
         nodes = list(ast.walk(ast.parse(text)))
@@ -268,7 +268,7 @@ def _imports(text: bytes, name: str, *, is_package: bool) -> Iterator[str]:
 
 
 def _beside(folder: Path, above: list[str]) -> Iterator[tuple[str, str]]:
-    """The files that a module may import by a computed name: those of its folder and of the packages in it."""
+    """Yield the files that a module may import by a computed name: those of its folder and of the packages in it."""
     for path in sorted(folder.iterdir()):
         if path.suffix == ".py" and path.is_file():
             yield "/".join([*above, path.name]), _digest([(path.name, path.read_bytes())])

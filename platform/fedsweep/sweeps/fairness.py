@@ -43,7 +43,7 @@ class TrialWorld:
 
 
 def world_of(config: Config) -> TrialWorld:
-    """The world of a trial with this configuration."""
+    """Return the world of a trial with this configuration."""
     tree = config.tree()
     budgets = tree["scenario"].pop("budgets")
     return TrialWorld(
@@ -128,7 +128,7 @@ def _flat(tree: Mapping[str, Any], sections: Sequence[str]) -> dict[str, str]:
 
 
 def _differing(trees: Sequence[Mapping[str, Any]], sections: Sequence[str]) -> list[str]:
-    """Keys that are not there in all trees with one value."""
+    """Return keys that are not there in all trees with one value."""
     flat = [_flat(tree, sections) for tree in trees]
     return [key for key in dict.fromkeys(itertools.chain(*flat)) if len({one.get(key) for one in flat}) > 1]
 

@@ -101,7 +101,7 @@ def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tup
 
 
 def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config | None = None) -> PreparedTrial:
-    """A trial of a sweep with its configuration: loaded and bound once.
+    """Make a trial of a sweep with its configuration: loaded and bound once.
 
     It may be loaded already, but for name and tracking.
 
@@ -127,7 +127,7 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config 
 
 
 def dataset_key(config: Config) -> str:
-    """Names the data set that a configuration asks for."""
+    """Return the name of the data set that a configuration asks for."""
     scenario = config.scenario
     return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
 
@@ -144,7 +144,7 @@ def overlaid(tree_before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
 
 
 def _given(config: Config, trial: Trial, *, uri: str | None) -> dict[str, Any]:
-    """The sweep's configuration with the trial's values, without the sweep itself, and with a name of its own."""
+    """Return the sweep's configuration with the trial's values, without the sweep itself, under its own name."""
     tree = overlaid({key: value for key, value in config.given.items() if key != "sweep"}, trial.values)
     if "name" not in trial.values:
         tree["name"] = _name(config, trial)
@@ -157,7 +157,7 @@ def _name(config: Config, trial: Trial) -> str:
 
 
 def _backend(config: Config, actors: int) -> dict[str, Any]:
-    """Where the trial's own process computes: it is on the cluster already."""
+    """Return the settings of the backend in the trial's own process: it is on the cluster already."""
     if actors:
         return {"backend": "ray", "client_actors": actors}
     # What is reserved and not computed on is the cluster's affair: without it the trial is a run for any machine.
@@ -166,7 +166,7 @@ def _backend(config: Config, actors: int) -> dict[str, Any]:
 
 
 def _sample_trials(config: Config) -> list[Trial]:
-    """Points of a space that only a search will go through, to check it by."""
+    """Return points of a space that only a search will go through, to check it by."""
     keys = space_keys(config)
     points = [{key: draw(config, key, sample=number) for key in keys} for number in range(1, _SAMPLE_DRAWS + 1)]
     return [make_trial(config, n, values) for n, values in enumerate(points, start=1)]

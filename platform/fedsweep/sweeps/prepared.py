@@ -122,7 +122,7 @@ class PreparedSweep:
             self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
 
     def describe(self, entry: PreparedTrial) -> dict[str, Any]:
-        """A trial as its process gets it."""
+        """Return a trial as its process gets it."""
         spec = TrialSpec(
             folder=self.folder.trial_path(entry.trial),
             config_tree=entry.config.tree(),
@@ -138,7 +138,7 @@ class PreparedSweep:
         return {"spec": vars(spec).copy(), "share": asdict(share), "values": values}
 
     def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:
-        """Where a scheduler changes values on the way: those that the trial had last."""
+        """Return the values that the trial had last, where a scheduler changes them on the way."""
         path = self.folder.trial_path(entry.trial) / CONFIG
         if not path.is_file():
             return dict(entry.trial.values)

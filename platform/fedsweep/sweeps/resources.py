@@ -99,7 +99,7 @@ def check_shares(nodes: Sequence[dict[str, Any]], shares: Sequence[Share]) -> No
 
 
 def largest(shares: Sequence[Share]) -> Share:
-    """The share that reserves most: a cluster that is started for a sweep holds at least this."""
+    """Return the share that reserves most: a cluster that is started for a sweep holds at least this."""
     return max(shares, key=lambda share: sum(bundle.get("CPU", 0.0) for bundle in share.bundles))
 
 

@@ -90,7 +90,7 @@ def extended(
 
 
 def _found(folder: SweepFolder, names: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Hash of the configuration and folder of each run that was begun; one that is damaged is no trial's."""
+    """Yield hash of the configuration and folder of each run that was begun; one that is damaged is no trial's."""
     for name in names:
         path = folder.path / name / CONFIG
         if not path.is_file():
@@ -171,7 +171,7 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[P
 
 
 def not_taken(refused: Mapping[Path, str]) -> str:
-    """A sentence on runs of other code, by what changed since; empty where there are none."""
+    """Return a sentence on runs of other code, by what changed since; empty where there are none."""
     if not refused:
         return ""
     count, places = len(refused), ", ".join(dict.fromkeys(path.parent.name for path in refused))
@@ -190,7 +190,7 @@ def finished_key(run: Path) -> str | None:
 
 
 def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool, overwrite: bool) -> None:
-    """Copies finished runs to where the trials' own would be, and begins the sweep's folder where that is not begun.
+    """Copy finished runs to where the trials' own would be, and begin the sweep's folder where that is not begun.
 
     Args:
         prepared: The sweep.
@@ -231,7 +231,7 @@ def _copy(run: Path, target: Path) -> None:
 
 
 def _left_out(folder: str, names: list[str]) -> list[str]:
-    """Its ids in MLflow, which are not the new run's, and links: a foreign folder's may lead anywhere."""
+    """Return its ids in MLflow, which are not the new run's, and links: a foreign folder's may lead anywhere."""
     return [name for name in names if name in (TRACKING, TAKEN_OVER) or os.path.islink(os.path.join(folder, name))]
 
 

@@ -30,7 +30,7 @@ STUDY_FILE = "optuna.log"
 
 
 def make_scheduler(config: Config, *, full: float) -> TrialScheduler | None:
-    """The scheduler that a sweep asks for, given what a whole trial spends of the resource."""
+    """Make the scheduler that a sweep asks for, given what a whole trial spends of the resource."""
     kind = config.sweep.scheduler
     full = max(full, 1.0)
     if kind == "asha":
@@ -74,7 +74,7 @@ def decoded(config: Config, proposed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_optuna(config: Config, folder: Path) -> Searcher:
-    """Optuna's search, with a study that lasts in a file of the sweep's folder; see :func:`check_optuna`."""
+    """Return Optuna's search, with a study that lasts in a file of the sweep's folder; see :func:`check_optuna`."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
     from ray.tune.search.optuna import OptunaSearch
@@ -126,7 +126,7 @@ class ProposedTrials(KeptHere, Searcher):
         self._own: set[str] = set()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """The next trial."""
+        """Return the next trial."""
         if self._leftover:
             self._own.add(trial_id)
             return {TRIAL: self._leftover.pop(0)}

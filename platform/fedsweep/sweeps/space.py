@@ -59,12 +59,12 @@ class Trial:
 
 
 def canonical(value: Any) -> str:
-    """One text for equal values."""
+    """Return one text for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def make_trial(config: Config, number: int, values: Mapping[str, Any], *, setting: str | None = None) -> Trial:
-    """A trial, called by what it varies; where that is the seed alone, by its method.
+    """Make a trial, called by what it varies; where that is the seed alone, by its method.
 
     Args:
         config: The sweep's.
@@ -86,7 +86,7 @@ def make_trial(config: Config, number: int, values: Mapping[str, Any], *, settin
 
 
 def _label(config: Config, values: Mapping[str, Any], setting: str | None) -> str:
-    """The user's name for the trial's setting, then what the space varies, without the seed."""
+    """Return the user's name for the trial's setting, then what the space varies, without the seed."""
     names = short_names(space_keys(config))
     parts = [] if setting is None else [setting]
     for key in names:
@@ -100,7 +100,7 @@ def _label(config: Config, values: Mapping[str, Any], setting: str | None) -> st
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each dotted key; more of it where several keys share that."""
+    """Return the last part of each dotted key; more of it where several keys share that."""
     names = {}
     for key in keys:
         parts = key.split(".")
@@ -111,7 +111,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def space_keys(config: Config) -> list[str]:
-    """The varied keys; a key comes before those below it, whose values are laid over its own."""
+    """Return the varied keys; a key comes before those below it, whose values are laid over its own."""
     return sorted(config.sweep.space, key=lambda key: key.count("."))
 
 
@@ -212,7 +212,7 @@ def _check_pbt(config: Config) -> None:
 
 
 def list_trials(config: Config) -> list[Trial]:
-    """The trials of a space without search, in their order: each setting with ``samples`` draws, each with the grid.
+    """List the trials of a space without search, in order: each setting with ``samples`` draws, each with the grid.
 
     Draws are keyed by the configuration's seed, so that the list is the same in every process, and the same for each
     setting. A trial that chance draws twice is listed once.
@@ -234,7 +234,7 @@ def list_trials(config: Config) -> list[Trial]:
 
 
 def draw(config: Config, key: str, *, sample: int) -> Any:
-    """One value of a varied key that is no grid; ``sample`` says which draw, from 0. Each key has draws of its own."""
+    """Draw one value of a varied key that is no grid; ``sample``: the draw, from 0. Each key has its own draws."""
     entry = config.sweep.space[key]
     generator = stream(config.seed, "sweep").child(key, sample).numpy()
     if entry.kind == "choice":
@@ -248,7 +248,7 @@ def draw(config: Config, key: str, *, sample: int) -> Any:
 
 
 def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested mappings."""
+    """Yield dotted keys and values of nested mappings."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from walk(value, f"{prefix}{key}.")

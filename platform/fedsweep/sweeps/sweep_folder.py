@@ -134,7 +134,7 @@ class SweepFolder:
         self._write(PLAN, _json(body | {key: value for key, value in more.items() if value}))
 
     def read_plan(self) -> SweepPlan:
-        """The plan.
+        """Read the plan.
 
         Raises:
             OutputError: There is none, or it is damaged or of another version.
@@ -178,7 +178,7 @@ class SweepFolder:
             )
 
     def trial_path(self, trial: Trial) -> Path:
-        """A trial's run folder."""
+        """Return a trial's run folder."""
         return self.path / trial.folder
 
     def has_finished(self, trial: Trial) -> bool:

@@ -75,12 +75,12 @@ class SweepTrial(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """The bundles that this trial reserves."""
+        """Return the bundles that this trial reserves."""
         # All bundles or none, near each other where there is room.
         return tune.PlacementGroupFactory(Share(**config[TRIAL][SHARE]).bundles, strategy="PACK")
 
     def step(self) -> dict[str, Any]:
-        """A round."""
+        """Play a round."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -121,7 +121,7 @@ class SweepTrial(tune.Trainable):
         return True
 
     def __repr__(self) -> str:
-        """Names the process in logs and in Ray's dashboard, by the trial that it begins with."""
+        """Name the process in logs and in Ray's dashboard, by the trial that it begins with."""
         return f"SweepTrial[{self._active.folder.name}]"
 
     def cleanup(self) -> None:

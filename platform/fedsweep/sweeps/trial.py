@@ -112,7 +112,7 @@ class ActiveTrial:
         return self._config
 
     def last_report(self) -> dict[str, Any]:
-        """The newest report once more."""
+        """Return the newest report once more."""
         return {**self._report.figures(), "done": False, FINISHED: False}
 
     def step(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class ActiveTrial:
         return self._folder.has_result() and self._folder.read_result()["status"] == "finished"
 
     def _last_words(self) -> dict[str, Any]:
-        """A trial that has finished before reports its last round once more, so that the sweep's table is whole."""
+        """Report the last round of a trial that has finished before once more, so that the sweep's table is whole."""
         self._is_over = True
         figures = self._report.figures()
         for record in self._folder.read_rounds():
@@ -264,7 +264,7 @@ class TuneReport:
         return self.figures()
 
     def figures(self) -> dict[str, Any]:
-        """The last round's report.
+        """Return the last round's report.
 
         A metric that was not measured in this round stands with its last value, or NaN: Tune ends a whole sweep where
         one is missing, and a scheduler can do nothing with a gap.

@@ -35,7 +35,7 @@ _PROCESS_DIED = ("The actor died", "The actor is dead", "is unavailable: ", "Act
 
 
 def tracked(entry: PreparedTrial, *, folder: Any, sweep: str) -> RunInfo:
-    """A trial as the tracking store shall know it."""
+    """Return a trial as the tracking store shall know it."""
     config = entry.config
     tags = {
         **run_tags(config, method=method_name(config)),
@@ -139,13 +139,13 @@ class Watcher(KeptHere, tune.Callback):
 
 
 def cause_of(trial: TuneTrial) -> str:
-    """Why a trial failed last, in one line: what its process wrote down, or what Ray says of a lost process."""
+    """Return the cause of a trial's last failure, in one line: its process's own, or Ray's on a lost process."""
     path = Path(trial.error_file) if trial.error_file else None
     return cause_in(path.read_text(errors="replace") if path is not None and path.is_file() else "")
 
 
 def cause_in(text: str) -> str:
-    """The same from Tune's list of a trial's failures, a paragraph each."""
+    """Return the same from Tune's list of a trial's failures, a paragraph each."""
     last = _FAILURE.split(text)[-1]
     if any(words in last for words in _NODE_DIED):
         return "the trial's node died"

@@ -61,7 +61,7 @@ def bytes_are_the_cards(subject: Subject) -> None:
 
 
 def _expected(plan: RoundPlan, costs: CostModel, card_values: Beside, seen: set[int]) -> tuple[int, int]:
-    """Bytes up and down of a round, from its plan and the card."""
+    """Return bytes up and down of a round, from its plan and the card."""
     beside = {"up": Fraction(0), "down": Fraction(0)}
     started = {job.client for point in plan.points for job in point.start if not job.resume}
     sending = {client for point in plan.points for client in point.attend}
@@ -111,7 +111,7 @@ def passes_are_those_that_torch_counts(subject: Subject) -> None:
 
 
 def _flops(subject: Subject, method: FederatedMethod) -> tuple[float, float]:
-    """Operations of round 2 as the column has them, and as torch counts them."""
+    """Return operations of round 2 as the column has them, and as torch counts them."""
     work = subject.world(method, build=DeepNetwork, cohort_size=6, rounds=2, batch_size=16)
     fleet = FlopFleet(work)
     last = run_rounds(Engine(work, fleet)).records[-1]
@@ -192,7 +192,7 @@ def parts_are_cut_and_put_back(subject: Subject) -> None:
 
 
 def _checked(part: SubModel, vector: Tensor, full: FlatLayout) -> Tensor:
-    """Which values the part holds [V], after its own promises were checked."""
+    """Mark the values [V] that the part holds, after its own promises were checked."""
     kind, own = type(part).__name__, part.layout(full)
     copy = pickle.loads(pickle.dumps(part))
     if copy.key() != part.key():

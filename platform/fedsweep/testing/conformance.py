@@ -304,7 +304,7 @@ def streams_are_fedavgs(subject: Subject) -> None:
 
 
 def _seen(subject: Subject, method: FederatedMethod) -> tuple[set[Any], list[Any]]:
-    """A run's batches and cohorts."""
+    """Return a run's batches and cohorts."""
     seen = _Seen()
     end = states_of(subject.world(replace(method, terms=(*method.terms, seen))))[-1]
     return set(seen.batches), [record.cohort for record in end.records]
@@ -327,7 +327,7 @@ def clients_names_do_not_matter(subject: Subject) -> None:
 
 
 def _relabelled(experiment: Experiment) -> Experiment:
-    """The same clients with their numbers the other way round."""
+    """Return the same clients with their numbers the other way round."""
     world = experiment.world
     last = len(world.profiles) - 1
     profiles = tuple(replace(p, client=last - p.client) for p in reversed(world.profiles))

@@ -138,7 +138,7 @@ class MeasuringFleet(LocalFleet):
         return answers
 
     def _alive(self, part: SubModel, vector: Tensor) -> int:
-        """Bytes of a part's vector; of a mask's, those of the values that are alive."""
+        """Return bytes of a part's vector; of a mask's, those of the values that are alive."""
         dead = 0
         if type(part).message is not SubModel.message:
             cover = part.embed(vector, self._layout).cover

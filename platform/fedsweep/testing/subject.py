@@ -67,11 +67,11 @@ class Subject:
     card: Card
 
     def parameters(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters, as a configuration with these would have them."""
+        """Return all parameters, as a configuration with these would have them."""
         return bind("method", self.name, self.builder, settings)
 
     def built(self, parameters: Mapping[str, Any] | None = None) -> FederatedMethod:
-        """The method with these parameters; by default those of the card's ``small``."""
+        """Return the method with these parameters; by default those of the card's ``small``."""
         return self.builder(**self.parameters(self.card.small if parameters is None else parameters))
 
     @cached_property
@@ -116,7 +116,7 @@ class Subject:
         return _run_of(fedavg_with(self.method.settings), None)
 
     def end_of(self, method: FederatedMethod, sizes: tuple[int, ...] | None) -> Tensor:
-        """The model of another method's run in this world, where clients may have other sizes."""
+        """Return the model of another method's run in this world, where clients may have other sizes."""
         if "labelled proxy" in self.card.needs:
             return states_of(self.world(method, **({} if sizes is None else {"sizes": sizes})))[-1].vector
         return _run_of(method, sizes)[-1].vector
@@ -135,7 +135,7 @@ def _run_of(method: FederatedMethod, sizes: tuple[int, ...] | None) -> tuple[Run
 
 
 def states_of(experiment: Experiment) -> tuple[RunState, ...]:
-    """A run's states: before round 1, and after each round."""
+    """Return a run's states: before round 1, and after each round."""
     engine = local_engine(experiment)
     states = [engine.start()]
     while engine.finished_by(states[-1]) is None:
@@ -144,7 +144,7 @@ def states_of(experiment: Experiment) -> tuple[RunState, ...]:
 
 
 def subject_of(method: str | Callable[..., FederatedMethod]) -> Subject:
-    """A method by its name or its builder; what was worked out of it before is kept.
+    """Return a method by its name or its builder; what was worked out of it before is kept.
 
     Raises:
         AssertionError: It has no card.

@@ -38,7 +38,7 @@ class AsIs(Transform):
     random: bool = False
 
     def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
-        """The images, in their own type where that is floating."""
+        """Return the images, in their own type where that is floating."""
         return images if images.is_floating_point() else images.float()
 
 
@@ -57,7 +57,7 @@ class ModelFactory:
     double: bool = False
 
     def __call__(self) -> nn.Module:
-        """A new module; equal calls give equal values."""
+        """Return a new module; equal calls give equal values."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream(self.seed, "model").seed(56))
             model = self.build()
@@ -76,7 +76,7 @@ def tiny_data(
 
 
 def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream: Stream, **options: object) -> Network:
-    """A new network as ``model: {name: ..., options}`` describes it, its initial values determined by the stream."""
+    """Make a new network as ``model: {name: ..., options}`` has it, its initial values determined by the stream."""
     spec = bind_spec("model", {"name": name, **options})
     return make_network(
         spec.builder, name, spec.parameters, input_shape=input_shape, num_classes=num_classes, stream=stream
@@ -84,7 +84,7 @@ def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream:
 
 
 def linear_model(features: int = 6, num_classes: int = 4) -> nn.Module:
-    """A linear classifier on flattened inputs."""
+    """Make a linear classifier on flattened inputs."""
     return nn.Sequential(nn.Flatten(), nn.Linear(features, num_classes))
 
 
@@ -109,7 +109,7 @@ def tiny_experiment(
     stop: StopLimits | None = None,
     **world: object,
 ) -> Experiment:
-    """An experiment of milliseconds: clusters, a linear model, clients with consecutive slices of the data.
+    """Make an experiment of milliseconds: clusters, a linear model, clients with consecutive slices of the data.
 
     Without ``sizes`` the data is sorted by label first, so that clients have one class or two each.
 
@@ -176,7 +176,7 @@ def _profiles(indices: tuple[np.ndarray, ...], labels: np.ndarray, num_classes: 
 
 
 def local_engine(experiment: Experiment) -> Engine:
-    """An engine with all clients in this process."""
+    """Make an engine with all clients in this process."""
     return Engine(experiment, LocalFleet(experiment))
 
 
@@ -192,7 +192,7 @@ def run_rounds(engine: Engine, state: RunState | None = None, rounds: int | None
 
 
 def play_round(engine: Engine, state: RunState | None = None) -> Round:
-    """The next round as it went, before it becomes a row: what each client sent, and what the ledger says."""
+    """Play the next round as it went, before it becomes a row: what each client sent, and what the ledger says."""
     state = engine.start() if state is None else state
     return Round(engine.planner.plan(state), state, engine.tools).play()
 
@@ -204,7 +204,7 @@ def tiny_pictures(num_samples: int = 12, *, size: int = 32, channels: int = 3) -
 
 
 def tiny_device(flops_per_s: float, *, overhead_s: float = 0.0, bits_per_s: float = 1e6) -> DeviceProfile:
-    """A device without latency or jitter, as fast down as up."""
+    """Make a device without latency or jitter, as fast down as up."""
     return DeviceProfile(
         flops_per_s=flops_per_s,
         overhead_s=overhead_s,
@@ -216,7 +216,7 @@ def tiny_device(flops_per_s: float, *, overhead_s: float = 0.0, bits_per_s: floa
 
 
 def with_devices(experiment: Experiment, devices: Sequence[DeviceProfile]) -> Experiment:
-    """The experiment with these devices, handed out to the clients in turn."""
+    """Return the experiment with these devices, handed out to the clients in turn."""
     world = experiment.world
     profiles = tuple(replace(p, device=devices[p.client % len(devices)]) for p in world.profiles)
     return replace(experiment, world=replace(world, profiles=profiles))
@@ -243,7 +243,7 @@ def with_parts(*parts: SubModel) -> FederatedMethod:
 
 
 def tiny_record(round: int = 1, **fields: Any) -> RoundRecord:
-    """A row of two clients that sent 600 bytes each way; what it says besides is up to ``fields``.
+    """Make a row of two clients that sent 600 bytes each way; what it says besides is up to ``fields``.
 
     As if all rounds before had sent as much, and had been no better.
     """

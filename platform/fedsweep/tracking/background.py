@@ -38,7 +38,7 @@ class BackgroundCall(Generic[_T]):
             self._error = error
 
     def wait(self, *, silent_s: float = SILENT_S, at_most_s: float | None = AT_MOST_S) -> _T:
-        """The call's result.
+        """Return the call's result.
 
         Args:
             silent_s: How long it may wait for the store without computing anything. So a busy machine costs no
@@ -65,7 +65,7 @@ class BackgroundCall(Generic[_T]):
         return self._result[0]
 
     def _ticks(self) -> int:
-        """CPU time of the thread, in the kernel's ticks; 0 once it has ended."""
+        """Return CPU time of the thread, in the kernel's ticks; 0 once it has ended."""
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_text().rpartition(")")[2].split()
             return int(fields[11]) + int(fields[12])

@@ -114,13 +114,13 @@ class MlflowRun:
         return cls(client=client, run_id=run_id, writer=writer, params=params, metrics=metrics, rounds=rounds)
 
     def experiment(self) -> str:
-        """The name of the experiment that it is in."""
+        """Return the name of the experiment that it is in."""
         with quiet_mlflow():
             where = self.client.get_run(self.run_id).info.experiment_id
             return str(self.client.get_experiment(where).name)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
-        """Logs params that the run does not have yet; long values are cut and passwords blotted out."""
+        """Log params that the run does not have yet; long values are cut and passwords blotted out."""
         from mlflow.entities import Param
 
         texts = {key_text(key): redacted(_value_text(value))[:_VALUE_CHARACTERS] for key, value in config.items()}
@@ -132,7 +132,7 @@ class MlflowRun:
             self.params.update(param.key for param in part)
 
     def log_dataset(self, config: Mapping[str, Any]) -> None:
-        """Logs the scenario of a flat, resolved configuration as the run's input: the same world, the same digest."""
+        """Log the scenario of a flat, resolved configuration as the run's input: the same world, the same digest."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         world = {k: v for k, v in sorted(config.items()) if k.startswith("scenario.") and k not in _PLACES}
@@ -160,12 +160,12 @@ class MlflowRun:
         self.rounds |= {point.step for point in points if point.key == _EVERY_ROUND}
 
     def log_file(self, path: Path, *, into: str | None = None) -> None:
-        """Logs a file as an artifact, in the artifact folder ``into`` where one is given."""
+        """Log a file as an artifact, in the artifact folder ``into`` where one is given."""
         with quiet_mlflow():
             self.client.log_artifact(self.run_id, str(path), into)
 
     def end(self, status: str) -> None:
-        """Ends the run: ``finished``, ``failed`` or ``killed``."""
+        """End the run: ``finished``, ``failed`` or ``killed``."""
         self._check_writer()
         with quiet_mlflow():
             self.client.set_terminated(self.run_id, _STATUSES[status])
@@ -202,7 +202,7 @@ def is_complete(folder: Path, uri: str) -> bool:
 
 
 def key_text(text: str) -> str:
-    """The text as a name that MLflow admits: it may become a file's, so no part may be empty or lead elsewhere."""
+    """Return the text as a name that MLflow admits: maybe a file's, so no part may be empty or lead elsewhere."""
     parts = re.sub(r"[^A-Za-z0-9_.\-/: ]", "_", text)[:_KEY_CHARACTERS].split("/")
     return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
@@ -231,7 +231,7 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 
 def _find(client: MlflowClient, saved: Mapping[str, Any], uri: str) -> Run | None:
-    """The run that a folder names in this store; None where there is none, or its ids are of no use."""
+    """Return the run that a folder names in this store; None where there is none, or its ids are of no use."""
     from mlflow.exceptions import MlflowException
 
     run_id, mark, where = (saved.get(name) for name in ("run_id", "mark", "experiment_id"))
@@ -252,14 +252,14 @@ def _find(client: MlflowClient, saved: Mapping[str, Any], uri: str) -> Run | Non
 
 
 def _experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
-    """The experiment's id; it is created where it is not there yet."""
+    """Return the experiment's id; it is created where it is not there yet."""
     experiment = client.get_experiment_by_name(name) or _made(client, name, uri=uri, folder=folder)
     save_view(client, experiment)
     return str(experiment.experiment_id)
 
 
 def _own_experiment(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
-    """The name of the experiment that a sweep, known by its folder, has to itself; it is created if need be.
+    """Return the name of the experiment that a sweep, known by its folder, has to itself; it is created if need be.
 
     It has the sweep's name. Where another sweep, single runs or a deleted experiment have that, the folder's name
     stands behind it.

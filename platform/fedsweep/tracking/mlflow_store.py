@@ -65,13 +65,13 @@ _CHATTY = ("mlflow.store.db.utils", "alembic", "urllib3.connectionpool")
 
 
 def local_store() -> Path:
-    """A folder as a run of this place would have it; the store is looked for above it."""
+    """Return a folder as a run of this place would have it; the store is looked for above it."""
     runs = Path("runs") / "run"
     return Path("run") if not (runs.parent / "mlflow.db").is_file() and Path("mlflow.db").is_file() else runs
 
 
 def resolve_uri(uri: str | None, *, out: Path) -> str | None:
-    """The store that a run writes to, as an absolute address; None: no tracking.
+    """Return the store that a run writes to, as an absolute address; None: no tracking.
 
     Args:
         uri: ``tracking.uri`` as configured; None: a sqlite file in the folder above ``out``.
@@ -100,7 +100,7 @@ def resolve_uri(uri: str | None, *, out: Path) -> str | None:
 
 
 def sqlite_uri(path: Path) -> str:
-    """The address of a sqlite file.
+    """Return the address of a sqlite file.
 
     Raises:
         ConfigError: The path has characters that MLflow would take for something else.
@@ -113,24 +113,24 @@ def sqlite_uri(path: Path) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The file of a sqlite store; None for other stores."""
+    """Return the file of a sqlite store; None for other stores."""
     return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
 
 
 def redacted(text: str) -> str:
-    """The text, of a library or a configuration, with the password of any address in it blotted out."""
+    """Return the text, of a library or a configuration, with the password of any address in it blotted out."""
     return re.sub(r"(://[^/\s:@]*:)[^/\s@]+@", r"\1***@", text)
 
 
 def reason_of(error: Exception) -> str:
-    """Why a store could not be used, in one line: of what MLflow, SQLAlchemy, requests or the system raise."""
+    """Return an error's reason in one line: MLflow's, SQLAlchemy's, requests' or the system's."""
     lines = [line.strip() for line in redacted(str(error)).splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("(raised as a result of")]
     return (telling or lines or [type(error).__name__])[0]
 
 
 def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
-    """Makes sure, without writing anything, that a run can be tracked.
+    """Make sure, without writing anything, that a run can be tracked.
 
     Args:
         uri: An address from :func:`resolve_uri`.
@@ -218,7 +218,7 @@ def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
 
 
 def open_store(uri: str) -> MlflowClient:
-    """A client of the store, which is created where it is a sqlite file that is not there yet.
+    """Return a client of the store, which is created where it is a sqlite file that is not there yet.
 
     Raises:
         ResourceError: The store cannot be opened, in one line.
@@ -234,7 +234,7 @@ def open_store(uri: str) -> MlflowClient:
 
 
 def _make(path: Path) -> None:
-    """Makes a store beside its place: who is killed meanwhile, or finds the disk full, leaves no half of one there."""
+    """Make a store beside its place: who is killed meanwhile, or finds the disk full, leaves no half of one there."""
     place = Path(os.path.realpath(path))
     for old in place.parent.glob(f"{glob.escape(place.name)}-new-*"):
         old.unlink(missing_ok=True)
@@ -249,7 +249,7 @@ def _make(path: Path) -> None:
 
 @contextmanager
 def quiet_mlflow() -> Iterator[None]:
-    """Sets MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
+    """Set MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Between MLflow and its dependencies; for good, since threads have the filters in common.
@@ -377,7 +377,7 @@ def _lock_path(path: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a sqlite store; processes on this machine take turns, and one that is killed gives it back.
+    """Hold the lock of a sqlite store; processes on this machine take turns, and one that is killed gives it back.
 
     Raises:
         ResourceError: Another process holds it for minutes, or its file cannot be opened.

@@ -130,7 +130,7 @@ class FolderSync:
             note_complete(self._info.folder)
 
     def _batches(self, sent: set[int]) -> Iterator[list[TrackedRow]]:
-        """The rounds that are to be sent, in their order, as many at once as one batch takes, at least one."""
+        """Yield the rounds that are to be sent, in their order, as many at once as one batch takes, at least one."""
         rows: list[TrackedRow] = []
         size = 0
         for row in self._rows:

@@ -41,13 +41,13 @@ class TrackedRow:
     reached: Mapping[float, Crossing] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
-        """Its figures by name, as in ``rounds.parquet``, with the sum of bytes and the best accuracy so far."""
+        """Return its figures by name, as in ``rounds.parquet``, with the sum of bytes and the best accuracy so far."""
         sums = {"total_bytes": self.record.total_bytes, "best_test_accuracy": self.record.best_accuracy}
         sums_so_far = {name: float(value) for name, value in sums.items() if value is not None}
         return scalar_figures(self.record) | sums_so_far
 
     def points(self) -> list[Point]:
-        """Its figures by round, what was learnt again by kB sent, and targets. What is infinite is NaN."""
+        """Return its figures by round, what was learnt again by kB sent, and targets. What is infinite is NaN."""
         figures = self.figures()
         by_round = [(name, value, self.record.round) for name, value in figures.items()]
         kilobytes = (self.record.total_bytes or 0) // 1000
@@ -67,7 +67,7 @@ class TrackedRow:
         ]
 
     def infinite(self) -> dict[str, str]:
-        """Its infinite figures, which its points cannot say, in words."""
+        """Return its infinite figures, which its points cannot say, in words."""
         infinite = {name: value for name, value in scalar_figures(self.record).items() if math.isinf(value)}
         return {name: f"{value} in round {self.record.round}" for name, value in infinite.items()}
 
@@ -83,12 +83,12 @@ class TrackedRows:
         self._targets = TargetWatch(targets)
 
     def row(self, record: RoundRecord) -> TrackedRow:
-        """The next round's row."""
+        """Return the next round's row."""
         return TrackedRow(record=record, reached=self._targets.see(record))
 
 
 def telling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that say what a run is: the world, the method and how it trains, and what else is not as by default.
+    """Return the keys that describe a run: the world, the method and its training, and all that is not as by default.
 
     Where a run is kept says nothing, nor does a key that is null or empty. The configuration is resolved and flat.
     """

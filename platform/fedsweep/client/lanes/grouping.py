@@ -74,7 +74,7 @@ class Lanes:
         return taken
 
     def _together(self, key: Hashable, lanes: Sequence[Lane]) -> dict[int, Taken]:
-        """The steps of a tile's clients; nothing where they have to be tried again, or can't be had."""
+        """Return the steps of a tile's clients; nothing where they have to be tried again, or can't be had."""
         try:
             tile = self._tile(key, lanes[0])
             losses, hits = tile.run(lanes)
@@ -109,7 +109,7 @@ class Lanes:
         return tile
 
     def _fitted(self, pattern: Lane) -> int:
-        """As many lanes as the device's memory has room for."""
+        """Return as many lanes as the device's memory has room for."""
         # Of two widths, so that what a process holds anyway is not counted for each lane.
         few, many = (Tile(self._side, pattern, width).peak_memory(pattern) for width in _PROBED)
         total = torch.cuda.get_device_properties(0).total_memory * torch.cuda.get_per_process_memory_fraction()
@@ -134,7 +134,7 @@ def lanes_that_fit(few: float, many: float, *, total: float, wanted: int) -> int
 
 
 def alone(reason: str) -> str:
-    """The sentence for the user."""
+    """Return the sentence for the user."""
     return f"lanes: {reason}: clients are stepped one by one"
 
 

@@ -71,7 +71,7 @@ class Lane:
         return tensors, (spec, tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves))
 
     def key(self) -> Hashable:
-        """Equal for clients that can be stepped together."""
+        """Return a key that is equal for clients that can be stepped together."""
         tensors, (spec, others) = self.companions()
         shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
         return self.facts.submodel.shape(), self.batch_size, self.anchor is None, str(spec), repr(others), shapes

@@ -103,7 +103,7 @@ class Tile:
         return {name: value.detach().requires_grad_() for name, value in params.items()}, gradients, buffers
 
     def _tree(self, rows: Tensor) -> ParamTree:
-        """The tensors by name [K, ...] as views into rows [K, V], or [K, P] of params alone; riders are left out."""
+        """Return the tensors by name [K, ...] as views into rows [K, V], or [K, P] of params alone; without riders."""
         layout = self._layout
         end = min(rows.shape[1], layout.num_params + layout.num_buffers)
         shapes = zip(layout.places().items(), layout.shapes, strict=True)
@@ -128,7 +128,7 @@ class Tile:
         return self._replayed(idle=idle) if self._rows.is_cuda else self._taken(idle=idle)
 
     def peak_memory(self, lane: Lane) -> int:
-        """Bytes of the GPU that a step takes at most, all that the process holds beside it included."""
+        """Return bytes of the GPU that a step takes at most, all that the process holds beside it included."""
         torch.cuda.reset_peak_memory_stats()
         self._load([lane])
         self._taken(idle=self._next_batch(0))
@@ -183,7 +183,7 @@ class Tile:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def _taken(self, *, idle: bool) -> tuple[Tensor, Tensor]:
-        """One step of all lanes; where some are idle, they have no batch and stay as they are.
+        """Take one step of all lanes; where some are idle, they have no batch and stay as they are.
 
         Returns:
             The losses at its start [K], and how many samples were classified rightly [K]; 0 where nobody asks.
@@ -204,11 +204,11 @@ class Tile:
         return losses.detach(), hits
 
     def _state(self) -> list[Tensor]:
-        """All that a step changes, lane by lane."""
+        """Return all that a step changes, lane by lane."""
         return [self._rows, *self._buffers.values(), *self._optimizer.slots.values()]
 
     def _replayed(self, *, idle: bool) -> tuple[Tensor, Tensor]:
-        """The same on a GPU, as one launch: the step's kernels are recorded once and then played again.
+        """Return the same on a GPU, as one launch: the step's kernels are recorded once and then played again.
 
         A recording holds the addresses of what it reads, so all that differs from step to step is copied into tensors
         that stay where they are.
@@ -280,7 +280,7 @@ class Tile:
         return {"anchor": anchors, "companions": self._companions, "facts": self._facts}
 
     def _step(self, seen: dict[str, Any], module: nn.Module, params: ParamTree) -> LocalStep:
-        """The step as one lane's objective and terms see it; what they can't see has no attributes."""
+        """Return the step as one lane's objective and terms see it; what they can't see has no attributes."""
         rest = iter(seen["companions"])
         leaves = [next(rest) if other is TENSOR else other for other in self._others]
         memories, broadcast = pytree.tree_unflatten(leaves, self._spec)
@@ -301,7 +301,7 @@ class Tile:
         return step
 
     def _remembering(self, step: LocalStep) -> Iterator[LocalTerm]:
-        """The terms, each with its memory in the step."""
+        """Yield the terms, each with its memory in the step."""
         memories = cast("dict[str, Memory]", step.memory)
         for term in self._side.terms:
             step.memory = memories[term.name]

@@ -54,7 +54,7 @@ class MethodFacts:
     live: tuple[str, ...]
 
     def text(self) -> str:
-        """The same for the terminal, without what ``fedsweep show`` has above it: summary, parameters."""
+        """Return the same for the terminal, without what ``fedsweep show`` has above it: summary, parameters."""
         parts = [
             ("changes", [f"{seam}: {what}" for seam, what in self.changes.items()]),
             ("sends beside the model", self.sends or ["nothing"]),
@@ -125,7 +125,7 @@ def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
 
 
 def executors(builder: Callable[..., FederatedMethod]) -> str:
-    """Which executors a method knows without parameters of one's own, in words; tried in a world of milliseconds."""
+    """Return the executors that a method knows without parameters, in words; tried in a world of milliseconds."""
     try:
         whole, uneven = _refused(builder, local_steps=2), _refused(builder, local_steps=None)
     except (FedsweepError, TypeError) as error:
@@ -182,7 +182,7 @@ def _changes(method: FederatedMethod) -> dict[str, str]:
 
 
 def _sends(card: Card, method: FederatedMethod) -> Iterator[str]:
-    """The card's traffic, and what is registered."""
+    """Yield the card's traffic, and what is registered."""
     for where, counts in (
         ("up", card.up),
         ("down", card.down),
@@ -213,7 +213,7 @@ def _needs(card: Card, method: FederatedMethod) -> Iterator[str]:
 
 
 def _source(builder: Callable[..., Any], method: FederatedMethod) -> str:
-    """The builder's module's; what the method itself names where that has none."""
+    """Return the builder's module's; what the method itself names where that has none."""
     module = sys.modules.get(builder.__module__) or importlib.import_module(builder.__module__)
     return " ".join(_said(inspect.getdoc(module) or "", "Source")) or method.source
 

@@ -118,7 +118,7 @@ def _after_interrupt(folder: Path, way_on: str) -> str:
 
 
 def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
-    """One line on a finished run, from its ``result.json``, with the command that opens the comparison."""
+    """Return one line on a finished run, from its ``result.json``, with the command that opens the comparison."""
     accuracy, best = result["test_accuracy"], result["best_test_accuracy"]
     measured = "no accuracy" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
     ratio = result["comm_ratio"]
@@ -132,7 +132,7 @@ def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
 
 
 def _comparison(config: Config, folder: Path) -> str:
-    """The command that opens this run beside others."""
+    """Return the command that opens this run beside others."""
     from fedsweep.tracking.mlflow_store import resolve_uri, sqlite_path
 
     uri = resolve_uri(config.tracking.uri, out=folder)

@@ -54,7 +54,7 @@ Plot = Annotated[
 
 
 def whole_number(text: str | int) -> int:
-    """A whole number; typer's own message would not say what was found.
+    """Parse a whole number; typer's own message would not say what was found.
 
     Raises:
         BadParameter: The text is none.
@@ -86,10 +86,10 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_names(text: str | None) -> list[str] | None:
-    """The names in a text with commas between; None where nothing was given."""
+    """Parse the names in a text with commas between; None where nothing was given."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command's help: one example per line."""
+    """Return the epilog of a command's help: one example per line."""
     return "\n\n".join(["[b]Examples[/b]", *(line.replace("[", r"\[") for line in lines)])

@@ -25,7 +25,7 @@ def is_plain() -> bool:
 
 
 def make_console() -> Console:
-    """A console on standard output; without escape codes where :func:`is_plain`."""
+    """Make a console on standard output; without escape codes where :func:`is_plain`."""
     if not is_plain():
         return Console()
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
@@ -33,7 +33,7 @@ def make_console() -> Console:
 
 
 def make_table(*columns: str, left: int = 1) -> Table:
-    """A table without lines; the first ``left`` columns are flush left, the others hold numbers."""
+    """Make a table without lines; the first ``left`` columns are flush left, the others hold numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, name in enumerate(columns):
         table.add_column(name, justify="left" if position < left else "right", no_wrap=position < left)
@@ -92,7 +92,7 @@ def note(text: str) -> None:
 
 
 def command(*words: str | Path) -> str:
-    """A ``fedsweep`` command that can be pasted into the shell that this one came from."""
+    """Return a ``fedsweep`` command that can be pasted into the shell that this one came from."""
     started_as = Path(sys.argv[0])
     program = ["fedsweep"]
     if shutil.which("fedsweep") is None:

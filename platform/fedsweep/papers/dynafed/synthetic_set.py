@@ -92,7 +92,7 @@ def scratch_accuracy(run: RunView) -> float:
 
 @lru_cache(maxsize=8)
 def synthetic_set(folder: Path) -> SyntheticSet:
-    """The synthetic set of a finished run, whose folder is not read again.
+    """Return the synthetic set of a finished run, whose folder is not read again.
 
     Raises:
         InputError: The folder is damaged, or its newest checkpoint has no synthetic set.
@@ -108,7 +108,7 @@ def synthetic_set(folder: Path) -> SyntheticSet:
 
 @lru_cache(maxsize=8)
 def client_losses(folder: Path) -> ClientLosses:
-    """The losses of three random clients through one more round after a finished run, whose folder is not read again.
+    """Return three random clients' losses through one more round after a finished run; its folder is read once.
 
     Raises:
         InputError: As :func:`synthetic_set`.
@@ -147,7 +147,7 @@ def _experiment(folder: Path) -> Experiment:
 
 
 def _trees(value: Any) -> Iterator[Mapping[str, Any]]:
-    """All mappings of a state tree."""
+    """Yield all mappings of a state tree."""
     if isinstance(value, Mapping):
         yield value
         for item in value.values():

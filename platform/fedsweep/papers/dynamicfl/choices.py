@@ -61,14 +61,14 @@ class Choices:
     seconds: tuple[float, ...]
 
     def value(self, name: str) -> float:
-        """The mean divergence, or the median of the seconds."""
+        """Return the mean divergence, or the median of the seconds."""
         if name == "seconds":
             return statistics.median(self.seconds)
         return mean(self.kl_divergence)
 
 
 def draw_choices(grid: Grid, choices: Sequence[Choices], folder: Path) -> list[Path]:
-    """The table's figures, or one of divergences and one of seconds: a panel per column, a line per method.
+    """Draw the table's figures, or one of divergences and one of seconds: a panel per column, a line per method.
 
     Raises:
         InputError: A picture can't be written.

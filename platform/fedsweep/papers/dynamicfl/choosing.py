@@ -76,7 +76,7 @@ class GroupTable(TableKind):
         return self.active if isinstance(self.active, list) else [self.active]
 
     def method_of(self, row: str) -> str:
-        """The method that a row is."""
+        """Return the method that a row is."""
         return self.methods.get(row, row) if isinstance(self.methods, dict) else row
 
     def measure(
@@ -151,7 +151,7 @@ class GroupTable(TableKind):
     def _choices(
         self, cell: Cell, problems: Sequence[Any], *, active: int, total_s: float | None
     ) -> tuple[list[Choices], str | None]:
-        """A method's groups of all sizes, and why there are no more of them."""
+        """Return a method's groups of all sizes, and why there are no more of them."""
         search = {"orders": self.orders, "mutation": self.mutation, **_SEARCH}
         method = names.group_chooser(self.method_of(cell.row), **search)
         place: dict[str, Any] = {"row": cell.row, "column": cell.column, "seed": cell.seed, "active": active}
@@ -183,7 +183,7 @@ def _label_counts(cell: Cell) -> np.ndarray:
 def _of_size(
     method: Any, problems: Sequence[Any], size: int, *, deadline: float | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Divergences and seconds of a method's groups of a size; None where the deadline came first."""
+    """Return divergences and seconds of a method's groups of a size; None where the deadline came first."""
     divergences, seconds = [], []
     for problem in problems:
         start = time.perf_counter()
@@ -196,7 +196,7 @@ def _of_size(
 
 
 def _cohorts(counts_NC: np.ndarray, *, active: int, cell: Cell, instances: int) -> Iterator[Any]:
-    """The same random cohorts for every method."""
+    """Yield the same random cohorts for every method."""
     shares_C = population(counts_NC)
     for number in range(1, instances + 1):
         drawn = stream(cell.seed, "groups", number, active)

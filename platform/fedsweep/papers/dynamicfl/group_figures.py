@@ -35,7 +35,7 @@ _THICK, _THIN = (25, 75), (10, 90)
 
 
 def membership(scene: Scene) -> Figure:
-    """Clients by rounds, coloured by group."""
+    """Return clients by rounds, coloured by group."""
     figure, shown = panels_of(
         scene,
         lambda run: membership_of(run) if has_group(run) else None,

@@ -62,7 +62,7 @@ class ClientGaps:
         return gap
 
     def figures(self) -> dict[str, float | None]:
-        """The correlations by the name that a measure's ``of`` has; None where divergences or gaps are all equal."""
+        """Return the correlations by a measure's name ``of``; None where divergences or gaps are all equal."""
         from scipy.stats import rankdata
 
         pearson = correlation(self.divergence, self.gap)
@@ -74,7 +74,7 @@ class ClientGaps:
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Pearson's coefficient, -1..1; None where one of the two does not vary."""
+    """Compute Pearson's coefficient, -1..1; None where one of the two does not vary."""
     from scipy.stats import pearsonr
 
     return float(pearsonr(x, y).statistic) if np.ptp(x) > 0 and np.ptp(y) > 0 else None
@@ -130,7 +130,7 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
 
 @lru_cache(maxsize=32)
 def gaps_of(folder: Path) -> ClientGaps:
-    """The clients of a finished run, whose folder is not read again.
+    """Return the clients of a finished run, whose folder is not read again.
 
     Raises:
         InputError: The folder is damaged, or its data set is not there.
@@ -139,7 +139,7 @@ def gaps_of(folder: Path) -> ClientGaps:
 
 
 def gap_figure(scene: Scene) -> Figure:
-    """A point for each client: how far its labels are from the population's, and its loss from that at its optimum."""
+    """Return a point for each client: its labels' divergence, and its loss above that at its optimum."""
     figure, shown = panels_of(scene, lambda run: gaps_of(run.folder), "clients")
     for axes, _, gaps in shown:
         axes.scatter(gaps.divergence, gaps.gap, s=10)
@@ -151,15 +151,15 @@ def gap_figure(scene: Scene) -> Figure:
 
 
 def gap_pearson(run: RunView) -> float | None:
-    """Pearson's coefficient of divergence and degree over a finished run's clients, -1..1."""
+    """Compute Pearson's coefficient of divergence and degree over a finished run's clients, -1..1."""
     return gaps_of(run.folder).figures()["gap_pearson"]
 
 
 def gap_r2(run: RunView) -> float | None:
-    """The square of :func:`gap_pearson`, 0..1."""
+    """Return the square of :func:`gap_pearson`, 0..1."""
     return gaps_of(run.folder).figures()["gap_r2"]
 
 
 def gap_spearman(run: RunView) -> float | None:
-    """The same of ranks, -1..1."""
+    """Return the same of ranks, -1..1."""
     return gaps_of(run.folder).figures()["gap_spearman"]

@@ -239,7 +239,7 @@ class Claim(Section):
 
 
 def check_unique(kind: str, names: Sequence[Any]) -> None:
-    """Raises a ValueError where a name stands twice."""
+    """Raise a ValueError where a name stands twice."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
         raise ValueError(f"{kind} must differ, but {twice!r} is there more than once")

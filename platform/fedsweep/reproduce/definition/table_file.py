@@ -103,11 +103,11 @@ class TableFile(Section):
         return not at.why_missing and not self.column(column).missing and (only is None or column in only)
 
     def row(self, name: str) -> Row:
-        """The row of that name."""
+        """Return the row of that name."""
         return next(row for row in self.rows if row.name == name)
 
     def column(self, name: str) -> Column:
-        """The column of that name."""
+        """Return the column of that name."""
         return next(column for column in self.columns if column.name == name)
 
     def scale(self, name: str) -> Scale:
@@ -130,7 +130,7 @@ class TableFile(Section):
         return next((name for name in SCALES if name in self.scales), FULL)
 
     def seeds_of(self, scale: str, row: str | None = None) -> list[int]:
-        """The seeds of a scale; of a row, where one is named."""
+        """Return the seeds of a scale; of a row, where one is named."""
         own = self.row(row).seeds if row is not None else None
         return list(self.scale(scale).seeds or own or self.seeds)
 
@@ -182,7 +182,7 @@ class TableFile(Section):
 
 
 def read_table(name_or_path: str | Path) -> TableFile:
-    """A table from its name (``dynamicfl/table4``) or its file.
+    """Read a table from its name (``dynamicfl/table4``) or its file.
 
     Raises:
         ConfigError: It is not there, has no section ``table:``, or something in it is wrong; the message names the
@@ -221,7 +221,7 @@ def _check_kinds(table: TableFile) -> None:
 
 
 def table_names() -> list[str]:
-    """Names of all tables that ship with the package, sorted."""
+    """Return names of all tables that ship with the package, sorted."""
     return [preset.name for preset in list_presets() if has_table(preset.path)]
 
 
@@ -231,7 +231,7 @@ def has_table(path: Path) -> bool:
 
 
 def listed_tables() -> list[tuple[Preset, str]]:
-    """Each table that ships with its source, sorted by name; files are searched for that, not parsed."""
+    """Return each table that ships with its source, sorted by name; files are searched for that, not parsed."""
     return [(preset, _source(preset)) for preset in list_presets() if has_table(preset.path)]
 
 

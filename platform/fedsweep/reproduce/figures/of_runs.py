@@ -41,7 +41,7 @@ _STAGES = 4
 
 
 def curves(scene: Scene) -> Figure:
-    """A panel for each column and group, a line for each row: the mean over seeds, with a band of one deviation.
+    """Draw a panel for each column and group, a line for each row: the mean over seeds, with a band of one deviation.
 
     Without groups all rows share a panel; with groups each panel has a legend of its own.
     """
@@ -75,7 +75,7 @@ def curves(scene: Scene) -> Figure:
 
 
 def classes(scene: Scene) -> Figure:
-    """The classes that clients hold in each round, under drift."""
+    """Draw the classes that clients hold in each round, under drift."""
     figure, shown = panels_of(scene, class_shares_of, "drift (scenario.drift)", height=_tall)
     for axes, run, shares_NRC in shown:
         draw_classes(axes, shares_NRC, first_round=first_round(run), legend=axes is shown[-1][0])
@@ -92,7 +92,7 @@ def participation(scene: Scene) -> Figure:
 
 
 def pictures(scene: Scene) -> Figure:
-    """A run's own pictures, from the first to the last in up to four stages."""
+    """Draw a run's own pictures, from the first to the last in up to four stages."""
     from matplotlib.image import imread
 
     stages = first_runs(scene, lambda run: sorted((run.folder / PICTURES).glob("*.png")) or None, "pictures")
@@ -114,5 +114,5 @@ def _stage(file: Path, called: str) -> str:
 
 
 def _tall(count: int) -> float:
-    """Height of a panel whose rows are clients."""
+    """Return height of a panel whose rows are clients."""
     return PANEL_HEIGHT + (1.2 if count <= 2 else 0.6)

@@ -109,15 +109,15 @@ class Scene:
         return value if comparable and isinstance(value, int | float) and math.isfinite(value) else None
 
     def of(self, row: str, column: str) -> Sequence[RunView]:
-        """The runs of a cell, by seed; none where it was not run."""
+        """Return the runs of a cell, by seed; none where it was not run."""
         return self.runs.get((row, column), ())
 
     def measured(self, row: str, column: str, *, measure: Measure) -> Measured:
-        """A measure of a cell over its seeds."""
+        """Return a measure of a cell over its seeds."""
         return summed_up([value_of(run, measure) for run in self.of(row, column)], measure)
 
     def measure(self, axis: str, name: str) -> Measure:
-        """The table's measure that the entry names for an axis, or of that figure; otherwise the run's own figure.
+        """Return the table's measure that the entry names for an axis, or of that figure; else the run's own figure.
 
         Raises:
             ConfigError: The entry names none.
@@ -168,7 +168,7 @@ def scene_of(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str]
 
 
 def draw(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
-    """Draws one entry of a table's ``figures:``.
+    """Draw one entry of a table's ``figures:``.
 
     Args:
         figure: The entry.
@@ -239,5 +239,5 @@ def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: s
 
 
 def first_round(run: RunView) -> int:
-    """The number of the first round in a run's table."""
+    """Return the number of the first round in a run's table."""
     return int(run.column("round")[0]) if run.column("round") else 1

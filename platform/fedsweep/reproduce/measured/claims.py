@@ -62,7 +62,7 @@ def findings(grid: Grid) -> list[Finding]:
 
 
 def claim_lines(grid: Grid) -> list[str]:
-    """One line a claim, with its columns beside each other."""
+    """Return one line a claim, with its columns beside each other."""
     lines = []
     for (claim, says, measure), group in groupby(findings(grid), key=lambda f: (f.claim, f.says, f.measure)):
         every = list(group)

@@ -40,7 +40,7 @@ _BY_CLASS_SIZE = ("classes", "dirichlet", "dirichlet_balanced")
 
 
 def planned_view(config: Config) -> RunView | str:
-    """A run as far as it is known without training, as tables and pictures read runs.
+    """Return a run as far as it is known without training, as tables and pictures read runs.
 
     Its columns are those that are known, its folder does not exist. Where the costs depend on the training, the reason
     is given in its place; see :func:`why_unknown`.
@@ -99,7 +99,7 @@ def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
 
 
 def why_unknown(experiment: Experiment) -> str | None:
-    """Why a run's costs cannot be told from its plan, or None where they can."""
+    """Return the reason why a run's costs cannot be told from its plan, or None where they can."""
     method, world, stop = experiment.method, experiment.world, experiment.training.stop
     for seam, component in method.server_components:
         if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
@@ -152,7 +152,7 @@ def _columns(experiment: Experiment) -> dict[str, list[Any]]:
 
 
 def label_data(scenario: Scenario) -> Dataset:
-    """The scenario's data set, or one that has only its labels where their numbers are known and all that matters.
+    """Return the scenario's data set, or one of labels alone where their numbers are known and all that matters.
 
     A partition by class sizes deals CIFAR's labels alike in whatever order they stand, so its files are not needed.
 

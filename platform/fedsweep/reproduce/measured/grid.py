@@ -98,11 +98,11 @@ class Grid:
         return {(cell.row, cell.column): cell for cell in self.cells}
 
     def row_label(self, row: str) -> str:
-        """A row's heading at this scale."""
+        """Return a row's heading at this scale."""
         return next((label for scale, label in self.table.row(row).labels.items() if scale == self.scale), row)
 
     def column_label(self, column: str) -> str:
-        """A column's heading at this scale, with what was run in place of what it is called by."""
+        """Return a column's heading at this scale, with what was run in place of what it is called by."""
         own = next((label for scale, label in self.table.column(column).labels.items() if scale == self.scale), "")
         stand_ins = {cell.stand_in for cell in self.cells if cell.column == column}
         (stand_in,) = stand_ins if len(stand_ins) == 1 else ("",)
@@ -154,7 +154,7 @@ class Grid:
 
 
 def views_of(table: TableFile, folders: Mapping[Cell, Path]) -> dict[Cell, RunView | str]:
-    """Each cell's run as its folder tells of it, which need not be there; or why it can't be read."""
+    """Return each cell's run as its folder tells of it, which need not be there; or why it can't be read."""
     return {cell: _view_of(folder, cell, table.row(cell.row)) for cell, folder in folders.items()}
 
 
@@ -170,7 +170,7 @@ def _view_of(folder: Path, cell: Cell, row: Row) -> RunView | str:
 
 
 def counted_runs(group: Sequence[Cell], views: Mapping[Cell, RunView | str]) -> dict[int, RunView]:
-    """The runs of a row and a column that their mean is over, by seed; views as :func:`views_of` has them."""
+    """Return the runs of a row and a column that their mean is over, by seed; views as :func:`views_of` has them."""
     read = {cell.seed: view for cell in group if isinstance(view := views[cell], RunView)}
     own = [[*read][place] for place in counted([*read.values()])]
     return {seed: read[seed] for seed in own}
@@ -190,7 +190,7 @@ def grid_of(
     scale: str,
     views: Sequence[RunView] = (),
 ) -> Grid:
-    """A table's grid, which shows the rows and columns that have cells.
+    """Return a table's grid, which shows the rows and columns that have cells.
 
     Args:
         table: The table.
@@ -271,7 +271,7 @@ def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 
 
 
 def in_unit(value: float, measure: Measure) -> float:
-    """A figure in the unit that is shown, of one in the measure's own."""
+    """Return a figure in the unit that is shown, of one in the measure's own."""
     return 100 * value if measure.percent else value / measure.per
 
 
@@ -348,7 +348,7 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
 
 
 def _why_not(view: RunView | str) -> str:
-    """Why it has not finished; empty where it has."""
+    """Return the reason why it has not finished; empty where it has."""
     if isinstance(view, str):
         return view
     if view.status == "finished":

@@ -37,7 +37,7 @@ class TableKind(ABC):
 
 
 def table_kind(table: TableFile) -> TableKind:
-    """The kind of a table that is not :data:`~fedsweep.reproduce.kinds.RUNS`, with its options.
+    """Return the kind of a table that is not :data:`~fedsweep.reproduce.kinds.RUNS`, with its options.
 
     Raises:
         ConfigError: There is none of that name, or an option is unknown, missing or wrong.

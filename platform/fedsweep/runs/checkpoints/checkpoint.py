@@ -79,7 +79,7 @@ class _Manifest:
     memories: dict[int, ObjectRef] = field(default_factory=dict)
 
     def refs(self) -> set[ObjectRef]:
-        """All objects."""
+        """Return all objects."""
         return {self.state, *self.rows, *self.memories.values()}
 
 
@@ -207,7 +207,7 @@ class CheckpointStore:
     # -- loading -------------------------------------------------------------------------------------------------
 
     def newest(self, *, keep_handle: Callable[[State], Handle]) -> Loaded:
-        """The newest checkpoint that holds what it promises; damaged ones are passed over, and said to be.
+        """Read the newest checkpoint that holds what it promises; damaged ones are passed over, and said to be.
 
         Args:
             keep_handle: Gives a handle for a memory; called once everything was read and checked.
@@ -238,7 +238,7 @@ class CheckpointStore:
         return Loaded(state=None, path=None, skipped=tuple(skipped))
 
     def _manifests(self) -> list[Path]:
-        """Newest first."""
+        """List the manifests, newest first."""
         self._check_folder()
         if not self._folder.is_dir():
             return []
@@ -294,14 +294,14 @@ def _manifest_bytes(manifest: _Manifest) -> bytes:
 
 
 def _digest(body: object) -> str:
-    """Of the content, whatever the spaces around it."""
+    """Compute the digest of the content, whatever the spaces around it."""
     return hashlib.sha256(
         json.dumps(body, sort_keys=True, separators=(",", ":"), default=vars).encode("ascii")
     ).hexdigest()
 
 
 def _read_manifest(path: Path) -> _Manifest:
-    """A manifest whose own checksum holds and whose fields are what they should be.
+    """Read a manifest whose own checksum holds and whose fields are what they should be.
 
     Raises:
         DataError: It is damaged.
@@ -353,7 +353,7 @@ def _ref_of(entry: Any) -> ObjectRef:
 
 
 def newest_round(folder: Path) -> int:
-    """The round of a run folder's newest checkpoint, by its name; 0 where there is none."""
+    """Return the round of a run folder's newest checkpoint, by its name; 0 where there is none."""
     path = folder / "checkpoints"
     names = (_MANIFEST.fullmatch(entry.name) for entry in path.iterdir()) if path.is_dir() else ()
     return max((int(name[1]) for name in names if name), default=0)

@@ -27,7 +27,7 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 
 
 def pack(hint: Any, value: Any) -> State:
-    """A value as a state tree: records become dicts by field, mappings become dicts.
+    """Return a value as a state tree: records become dicts by field, mappings become dicts.
 
     Args:
         hint: The value's declared type: a dataclass, ``Mapping[K, V]``, ``tuple[X, ...]``, ``X | None``, a plain type,
@@ -47,7 +47,7 @@ def pack(hint: Any, value: Any) -> State:
 
 
 def unpack(hint: Any, tree: State, *, path: str) -> Any:
-    """The value that :func:`pack` made a tree of.
+    """Return the value that :func:`pack` made a tree of.
 
     Args:
         hint: See :func:`pack`.

@@ -46,7 +46,7 @@ _Path = tuple[Any, ...]  # what the tree is called, then keys and indices
 
 
 def to_bytes(tree: State, *, root: str = "tree") -> bytes:
-    """A tree as the bytes of one safetensors file; equal trees give equal bytes.
+    """Return a tree as the bytes of one safetensors file; equal trees give equal bytes.
 
     Args:
         tree: Dicts, lists, tuples, torch tensors and numpy arrays of real numbers, int, float, str, bool, None.
@@ -64,7 +64,7 @@ def to_bytes(tree: State, *, root: str = "tree") -> bytes:
 
 
 def from_bytes(data: bytes) -> State:
-    """The tree in the bytes of a safetensors file, with memory of its own.
+    """Return the tree in the bytes of a safetensors file, with memory of its own.
 
     Args:
         data: Bytes from anywhere.
@@ -124,7 +124,7 @@ class _Encoder:
         self._memory: set[int] = set()
 
     def node(self, value: State, path: _Path) -> Any:
-        """The JSON of a subtree."""
+        """Return the JSON of a subtree."""
         if len(path) > _MAX_DEPTH:
             raise InvariantError(f"{_text(path)} is deeper than {_MAX_DEPTH} levels; does the tree hold itself?")
         kind = type(value)
@@ -206,7 +206,7 @@ class _Decoder:
         }
 
     def node(self, value: Any, depth: int) -> State:
-        """A subtree from its JSON."""
+        """Return a subtree from its JSON."""
         if depth > _MAX_DEPTH:
             raise DataError(f"a state tree has at most {_MAX_DEPTH} levels")
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -234,7 +234,7 @@ class _Decoder:
         return tree
 
     def _stored(self, value: Any, types: Mapping[str, torch.dtype]) -> Tensor:
-        """A copy of a named tensor; torch's own allocation, since some sums depend on how memory is aligned."""
+        """Return a copy of a named tensor; torch's own allocation, since some sums depend on how memory is aligned."""
         name, text, raw_shape = _fields(value, 3)
         dtype, shape = types.get(_typed(text, str)), _shape(raw_shape)
         if dtype is None:

@@ -28,7 +28,7 @@ _AT_ONCE = 4096
 
 
 def clients_table(profiles: Sequence[ClientProfile], budget_values: Sequence[float | None] | None = None) -> pa.Table:
-    """The table, one row per client in the order of ids.
+    """Return the table, one row per client in the order of ids.
 
     Args:
         profiles: The clients'.

@@ -29,7 +29,7 @@ _ACCURACY_NAMES = ("round", "client", "accuracy", "samples", "personal_accuracy"
 
 
 def write_client_tables(folder: RunFolder, experiment: Experiment, state: RunState) -> None:
-    """Replaces the tables that have rows for each client of each round; not as often as that of the rounds.
+    """Replace the tables that have rows for each client of each round; not as often as that of the rounds.
 
     All that is written follows from the state, so nothing is there twice after a resume.
     """
@@ -39,7 +39,7 @@ def write_client_tables(folder: RunFolder, experiment: Experiment, state: RunSta
 
 
 def accuracy_table(experiment: Experiment, records: Sequence[RoundRecord]) -> pa.Table | None:
-    """A row for each client in each round that tells clients' accuracies; None where no round does.
+    """Return a row for each client in each round that tells clients' accuracies; None where no round does.
 
     ``accuracy`` is the server's tested model's on the classes of the client's own, by their shares in its data, over
     ``samples`` test samples of these classes. ``personal_accuracy`` is that of the model that the client itself would
@@ -58,7 +58,7 @@ def accuracy_table(experiment: Experiment, records: Sequence[RoundRecord]) -> pa
 
 
 def _cells(experiment: Experiment, row: RoundRecord) -> np.ndarray:
-    """A round's cells [N, columns], NaN for what is null."""
+    """Return a round's cells [N, columns], NaN for what is null."""
     world, classes = experiment.world, experiment.classes(row.round)
     num_classes = world.data.num_classes
     cells = np.full((len(world.profiles), len(_ACCURACY_NAMES)), np.nan)
@@ -76,7 +76,7 @@ def _cells(experiment: Experiment, row: RoundRecord) -> np.ndarray:
 
 
 def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequence[RoundRecord]) -> pa.Table:
-    """A row for each round, client, direction and kind: its bytes, and the client's local steps of the round.
+    """Return a row for each round, client, direction and kind: its bytes, and the client's local steps of the round.
 
     Round 0 is what travels once: ``registration``, and what methods ask before round 1. Its bytes are
     ``registration_bytes`` of ``result.json``, those of other rounds ``bytes_up`` and ``bytes_down``. What is not known,

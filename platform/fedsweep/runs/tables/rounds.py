@@ -70,14 +70,14 @@ _NOT_FIGURES = frozenset({"round", "timestamp_ms", "best_accuracy", "total_bytes
 
 
 def scalar_figures(record: RoundRecord) -> dict[str, float]:
-    """A round's figures that are single numbers, by column name, extras included; what is None is left out."""
+    """Return a round's figures that are single numbers, by column name, extras included; what is None is left out."""
     names = [column.name for column in ROUND_COLUMNS if column.is_scalar and column.name not in _NOT_FIGURES]
     figures = {name: getattr(record, name) for name in names} | dict(record.extra)
     return {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def records_to_table(records: Sequence[RoundRecord]) -> pa.Table:
-    """The records as a table, one row each, in their order.
+    """Return the records as a table, one row each, in their order.
 
     Raises:
         InvariantError: Rounds are not ascending, or an extra figure has the name of a column.
@@ -110,7 +110,7 @@ class GrowingTable:
         self._last: RoundRecord | None = None
 
     def of(self, records: Sequence[RoundRecord]) -> pa.Table:
-        """The records as :func:`records_to_table` has them; those of the last call need not be their beginning."""
+        """Return the records as :func:`records_to_table` has them; they need not begin with those of the last call."""
         count = self._count
         # A run that went back to a checkpoint has played its last rounds anew.
         if self._table is None or count > len(records) or records[count - 1] is not self._last:
@@ -123,7 +123,7 @@ class GrowingTable:
 
 
 def _joined(first: pa.Table, second: pa.Table) -> pa.Table:
-    """Two tables of a run's rounds, one below the other; an extra figure that only one has is null in the other."""
+    """Join two tables of a run's rounds, one below the other; a figure that only one has is null in the other."""
     import pyarrow as pa
 
     _check_ascending([*first.column("round").to_pylist()[-1:], *second.column("round").to_pylist()[:1]])
@@ -133,7 +133,7 @@ def _joined(first: pa.Table, second: pa.Table) -> pa.Table:
 
 
 def table_to_records(table: pa.Table) -> list[RoundRecord]:
-    """The records of a table that :func:`check_round_table` has passed."""
+    """Return the records of a table that :func:`check_round_table` has passed."""
     extras = [name for name in table.column_names if name not in _NAMES]
     records = []
     for row in table.to_pylist():
@@ -144,7 +144,7 @@ def table_to_records(table: pa.Table) -> list[RoundRecord]:
 
 
 def with_sums(records: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
-    """A run's rows, from its first on, with ``total_bytes`` and ``best_accuracy`` where an older version left them out.
+    """Return a run's rows, from its first on, with ``total_bytes`` and ``best_accuracy`` where older ones lack them.
 
     Rows that have them stay the objects that they are.
     """
@@ -159,7 +159,7 @@ def with_sums(records: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
 
 
 def check_round_table(table: pa.Table, source: object) -> None:
-    """Refuses a table that is not one of rounds.
+    """Refuse a table that is not one of rounds.
 
     Raises:
         OutputError: A column is missing or of another type, a cell that must be there is null, or the rounds do not

@@ -9,7 +9,7 @@ from fedsweep.errors import ResourceError
 
 
 def imported(module: str, *, extra: str) -> Any:
-    """A logger's library.
+    """Return a logger's library.
 
     Args:
         module: What of it is needed.

@@ -38,7 +38,7 @@ LOGGERS: Mapping[str, MakeLogger] = {
 
 
 def make_observers(config: Config, folder: Path) -> list[Observer]:
-    """The observers of a run, in the order in which they must learn of its end: MLflow logs what was drawn.
+    """Make the observers of a run, in the order in which they must learn of its end: MLflow logs what was drawn.
 
     Raises:
         ConfigError: ``tracking.uri`` names no usable store, or ``tracking.also`` a logger that is not there.
@@ -49,7 +49,7 @@ def make_observers(config: Config, folder: Path) -> list[Observer]:
 
 
 def further_loggers(config: Config, folder: Path) -> list[Observer]:
-    """The loggers of a run by ``tracking.also``, in its order.
+    """Return the loggers of a run by ``tracking.also``, in its order.
 
     Raises:
         ConfigError: There is no such logger, or it cannot be made.

@@ -55,7 +55,7 @@ class Standing:
         self._counted = 0
 
     def add(self, record: RoundRecord) -> dict[str, str]:
-        """Counts a round; returns its row, text by heading."""
+        """Count a round; returns its row, text by heading."""
         self.done = record.round
         self.total_bytes, self.best = record.total_bytes or 0, record.best_accuracy
         if self._counted == 1:
