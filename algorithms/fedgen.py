@@ -190,6 +190,7 @@ class LatentGenerator(Refinement):
     def _weights(self, counts_MC: Tensor) -> tuple[Tensor, Tensor]:
         """Return the classes to train on [C], and each head's weight in each class [M, C]."""
         if self.variant == "dynamicfl":
+            # A class that nobody has must not divide 0 by 0.
             return (counts_MC >= 2).any(dim=0), counts_MC / (counts_MC.sum(dim=0) + 1e-8)
         return (counts_MC > 0).any(dim=0), (counts_MC + 1) / (counts_MC + 1).sum(dim=0)
 

@@ -133,7 +133,7 @@ def _symmetric(images: Tensor, generator: Generator) -> Tensor:
 
 
 def _resample(images: Tensor, maps_B22: Tensor) -> Tensor:
-    """Bilinear values at linearly mapped places, corners aligned, zero outside.
+    """Return bilinear values at linearly mapped places, corners aligned, zero outside.
 
     On the CPU wherever the images lie: on a GPU the gradients of this are summed in no fixed order.
     """

@@ -103,6 +103,7 @@ def best_centre(counts_EC: Floats, population_C: Floats, *, incumbent: float, ma
         # The best of forty halvings of all that can be moved, so that the descent has no rate to be chosen.
         steps_T = weights_E[source] * fractions_T
         tried_TC = mixed_C + steps_T * 0.999999 * (distributions_EC[to] - distributions_EC[source])
+        # Rounding may leave a share at 0 or a hair below, which has no logarithm.
         tried_TC = np.maximum(tried_TC, 1e-300)
         step = float(steps_T[(tried_TC * np.log(tried_TC / population_C)).sum(axis=1).argmin(), 0])
         weights_E[to] += step

@@ -98,7 +98,7 @@ class GeneticGroup(GroupChooser):
     mutation: Share = 0.001
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
-        """Return the best group of all generations.
+        """Return the best group of all runs.
 
         Raises:
             ConfigError: No group has this size.

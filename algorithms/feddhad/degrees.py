@@ -204,6 +204,7 @@ def with_gradient(sums: State, vector: Tensor, update: ClientUpdate, sync: SyncC
 
 def mean_gradient(sums: State) -> Tensor:
     """Return the gradient [P] as a mean over those who sent a value of each coordinate; 0 where nobody did."""
+    # Where nobody sent a value some divisor must stand; that quotient is not taken.
     return torch.where(sums["mass"] > 0, sums["total"] / sums["mass"].clamp_min(1e-300), 0.0)
 
 

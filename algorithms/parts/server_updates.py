@@ -69,7 +69,7 @@ class ServerMomentum(ServerUpdate):
 
 
 def server_steps(*, momentum: float = 0.0, server_learning_rate: float = 1.0) -> ServerUpdate:
-    """The plain mean where there is neither momentum nor another rate than 1, bit for bit; else the momentum update.
+    """Return the plain mean without momentum and at rate 1, bit for bit; else the momentum update.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -107,5 +107,5 @@ class CompleteNet(ServerUpdate):
 
 
 def aggregation(aggregate: Aggregate) -> ServerUpdate:
-    """``"masked"``: each coordinate is the mean over its holders; ``"complete"``: :class:`CompleteNet`."""
+    """Return for ``"masked"`` each coordinate's mean over its holders, for ``"complete"`` :class:`CompleteNet`."""
     return CompleteNet() if aggregate == "complete" else Replace()

@@ -201,13 +201,13 @@ def named(of: type) -> Rule:
 
 
 def new_state(answer: Any, call: Call) -> None:
-    """A state that is not None where there was one: a ``return`` is easily forgotten."""
+    """Check a state, which is not None where there was one: a ``return`` is easily forgotten."""
     if answer is None and call.args[0] is not None:
         raise call.wrong("the new state (or the one that it was given)", answer)
 
 
 def finite_vector(answer: Any, call: Call) -> None:
-    """A model [V] of finite values, of the shape and type of ``like``."""
+    """Check a model [V] of finite values, of the shape and type of ``like``."""
     like = call.like
     if not isinstance(answer, Tensor) or answer.shape != like.shape or answer.dtype != like.dtype:
         raise call.wrong(f"a vector of shape {list(like.shape)} and {like.dtype}, and its state", answer)
@@ -221,18 +221,18 @@ def finite_vector(answer: Any, call: Call) -> None:
 
 
 def scalar(answer: Any, call: Call) -> None:
-    """A differentiable scalar."""
+    """Check a differentiable scalar."""
     if not isinstance(answer, Tensor) or answer.ndim:
         raise call.wrong("a scalar tensor", answer)
 
 
 def optional(rule: Rule) -> Rule:
-    """None, or what keeps the rule."""
+    """Return the rule for None, or what keeps another rule."""
     return lambda answer, call: None if answer is None else rule(answer, call)
 
 
 def params_tree(answer: Any, call: Call) -> None:
-    """None, or tensors by name, each of the shape of the one in ``like``; not looked at where that is None."""
+    """Check None, or tensors by name, each of the shape of the one in ``like``; not looked at where that is None."""
     must = "a tensor for each parameter that it changes, by name, or None"
     if answer is None or call.like is None:
         return
@@ -247,7 +247,7 @@ def params_tree(answer: Any, call: Call) -> None:
 
 
 def term_memory(answer: Any, call: Call) -> None:
-    """A term's memory, and only of one that is declared to have any."""
+    """Check a term's memory, and only of one that is declared to have any."""
     term: Any = call.component
     if not isinstance(answer, Mapping):
         raise call.wrong("a memory, a mapping", answer)
@@ -260,7 +260,7 @@ def term_memory(answer: Any, call: Call) -> None:
 
 
 def term_finish(answer: Any, call: Call) -> None:
-    """A term's memory and payload, and params or nothing; a payload only of one that is declared to send any."""
+    """Check a term's memory and payload, and params or nothing; a payload only of one that is declared to send any."""
     term: Any = call.component
     if not isinstance(answer, tuple) or len(answer) not in (2, 3):
         raise call.wrong("(memory, payload) or (memory, payload, params or None)", answer)

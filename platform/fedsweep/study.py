@@ -270,7 +270,7 @@ class Results(Sequence[Result]):
         ax: Axes | None = None,
         path: str | Path | None = None,
     ) -> Axes:
-        """Curves with the names, colours and markers of every other picture; a mean over seeds with its band.
+        """Draw curves with the names, colours and markers of every other picture; a mean over seeds with its band.
 
         Args:
             y: A column of ``rounds.parquet``, e.g. ``test_loss``, ``train_loss``, ``client_accuracy_worst10``.

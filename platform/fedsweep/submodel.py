@@ -59,7 +59,7 @@ class SubModel(ABC):
         """Return the part put back to full shape."""
 
     def stays(self, vector: Tensor, full: FlatLayout) -> Covered:
-        """Embed, as :meth:`embed`, the values that stay on the client between its rounds, whether they travel or not.
+        """Embed, as :meth:`embed` does, the values that stay on the client between its rounds, travelling or not.
 
         Args:
             vector: [V of the part].

@@ -226,7 +226,7 @@ class Experiment:
         return int(stream(self.seed, purpose, 0, client).numpy().integers(low, high + 1))
 
     def classes(self, round: int) -> dict[int, tuple[int, ...]]:
-        """Under drift, all clients' classes of a round; empty without."""
+        """Return all clients' classes of a round under drift; empty without drift."""
         drift = self.world.drift
         if drift is None:
             return {}

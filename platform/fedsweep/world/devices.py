@@ -355,6 +355,7 @@ def _with_slow_ones(fleet: DeviceFleet, share: float, longer: float) -> DeviceFl
         return replace(device, flops_per_s=device.flops_per_s / longer, overhead_s=device.overhead_s * longer)
 
     # Spread by count, not drawn: the share is met exactly, and a client's device is the same in a larger federation.
+    # The slack: a product that is meant to be whole may come out a hair below.
     reached = [math.floor(k * share + 1e-9) for k in range(len(fleet) + 1)]
     chosen = zip(fleet.devices, reached, reached[1:], strict=False)
     return DeviceFleet(devices=tuple(slowed(device) if after > before else device for device, before, after in chosen))

@@ -190,6 +190,7 @@ class PartialWork(StragglerPolicy):
         if run.compute_s <= 0:
             return 0
         time_left = self.deadline_s - (run.duration_s - run.compute_s)
+        # The slack: a whole number of epochs may come out a hair below.
         return min(math.ceil(run.epochs) - 1, max(0, math.floor(time_left / (run.compute_s / run.epochs) + 1e-9)))
 
 

@@ -147,6 +147,7 @@ def _dataset(source: _Source, *, image_size: int | None) -> Dataset:
         num_classes=len(names) if names else int(arrays["train_labels"].max()) + 1,
         scale=255.0,
         mean=tuple(float(mean) for mean in values.mean(axis=(0, 2, 3), dtype=np.float64)),
+        # A channel of one value has no deviation, and images are divided by it.
         std=tuple(float(max(std, 1e-6)) for std in values.std(axis=(0, 2, 3), dtype=np.float64)),
         writers=arrays.get("train_writers"),
         class_names=tuple(names or ()),
