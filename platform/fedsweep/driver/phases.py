@@ -58,12 +58,12 @@ class Phases:
             self._say(notice)
 
     def rounds(self) -> None:
-        """The first round begins."""
+        """Note that the first round begins."""
         self.enter(_ROUNDS)
         self._rounds = []
 
     def round_done(self) -> None:
-        """A round is over: played, evaluated, shown."""
+        """Note that a round is over: played, evaluated, shown."""
         if self._rounds is not None:
             self._close()
 

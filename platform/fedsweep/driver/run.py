@@ -258,7 +258,7 @@ def _end(
 
 
 def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: Exception) -> None:
-    """The end of a run that failed; what made it fail matters more than that something can't be written either."""
+    """Write the end of a run that failed; its cause matters more than that something can't be written either."""
     result: dict[str, Any] = {"status": "failed", "reason": str(error)}
     try:
         result = session.finish("failed", str(error))

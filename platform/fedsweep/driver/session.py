@@ -192,7 +192,7 @@ class RunSession:
         return Step(record=record, stopped_by=self._stopped_by, messages=self._taken_messages(), checkpointed=due)
 
     def _keep(self, state: RunState, *, checkpoint: bool) -> None:
-        """The run is now so far; a run that was ended meanwhile stays as it was written then."""
+        """Write that the run is now so far; a run that was ended meanwhile stays as it was written then."""
         with self._guard.writing():
             if self._is_over:
                 return

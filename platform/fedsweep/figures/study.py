@@ -51,7 +51,7 @@ def plot_runs(
     keys: LayoutKeys | None = None,
     called: Callable[[str], str] = str,
 ) -> None:
-    """A panel for each world, a colour for each row; as wide as a paper's column or, of several worlds, its page.
+    """Draw a panel for each world, a colour for each row; as wide as a paper's column or, of several worlds, its page.
 
     Args:
         runs: All runs.

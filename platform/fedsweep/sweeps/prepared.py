@@ -117,7 +117,7 @@ class PreparedSweep:
             yield
 
     def write_extension(self) -> None:
-        """The folder's plan and configuration are this sweep's from now on."""
+        """Make the folder's plan and configuration this sweep's."""
         with self.writing():
             self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
 

@@ -55,7 +55,7 @@ class SweepTrial(tune.Trainable):
         specs: Specs = (),
         sources: Sources = MappingProxyType({}),
     ) -> None:
-        """A process begins with its first trial; its files are as readable as the driver's.
+        """Begin a process with its first trial; its files are as readable as the driver's.
 
         Args:
             config: See the class.
@@ -95,7 +95,7 @@ class SweepTrial(tune.Trainable):
             return {**self._active.last_report(), FATAL_MARK: True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """The run's own newest checkpoint, for a trial that is to go on from it."""
+        """Give Tune the run's own newest checkpoint, for a trial that is to go on from it."""
         self._active.save()
         source = self._active.folder / _CHECKPOINTS
         if source.is_dir():
@@ -125,7 +125,7 @@ class SweepTrial(tune.Trainable):
         return f"SweepTrial[{self._active.folder.name}]"
 
     def cleanup(self) -> None:
-        """The trial is over, or the whole sweep is interrupted."""
+        """End the trial, or put it away where the whole sweep is interrupted."""
         self._active.end_early()
 
     def _show(self, report: Mapping[str, Any]) -> None:

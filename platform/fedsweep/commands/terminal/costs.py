@@ -12,7 +12,7 @@ _SCALE = "full"
 
 
 def print_costs(costs: TableCosts) -> None:
-    """A table's costs, row by row and in all."""
+    """Print a table's costs, row by row and in all."""
     from fedsweep.commands.terminal.output import note
 
     _print("row | column", costs.by_label(), costs.total)
