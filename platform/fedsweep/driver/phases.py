@@ -14,7 +14,7 @@ _ROUNDS = "rounds"
 
 
 def process_began() -> float:
-    """When this process began, on the clock of :func:`time.monotonic`, in seconds; to a hundredth."""
+    """Return the time when this process began, on the clock of :func:`time.monotonic`, in seconds; to a hundredth."""
     # The name, the second field, may hold blanks and ends with the last bracket; the start is the 22nd field.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -133,7 +133,7 @@ class RunSession:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def listen(self, observers: Sequence[Observer]) -> None:
-        """From now on messages are heard at once, in the middle of a round too, and no step carries any."""
+        """Let messages be heard at once from now on, in the middle of a round too, and no step carries any."""
         self._messages.listen(observers)
 
     def messages(self) -> Messages:

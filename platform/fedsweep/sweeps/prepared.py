@@ -106,7 +106,7 @@ class PreparedSweep:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around whatever changes the folder, the trials' included.
+        """Lock the folder around whatever changes it, the trials' included.
 
         Raises:
             OutputError: Another process writes it, or it leads elsewhere by a link.

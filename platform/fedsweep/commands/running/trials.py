@@ -60,7 +60,7 @@ def print_sweep(prepared: PreparedSweep) -> None:
 
 
 def taken_over(prepared: PreparedSweep, places: Sequence[Path], *, dry_run: bool) -> dict[Path, Path]:
-    """Where trials would be -> finished runs in or below the places that are taken over, which is said."""
+    """Return trials' folders -> finished runs in or below the places that are taken over, which is said."""
     from fedsweep.commands.terminal.output import note
     from fedsweep.sweeps.reuse import finished_in, not_taken
 
@@ -82,7 +82,7 @@ def run_trials(
     quiet: bool,
     called: str,
 ) -> Summary:
-    """Runs what is left, with progress in the terminal; where nothing is, the tracking store gets what it lacks.
+    """Run the trials left, with progress in the terminal; where none is, the tracking store gets what it lacks.
 
     In messages the trials are ``called`` so.
 

@@ -110,7 +110,7 @@ class Progress(Observer):
                 self.shows_round(self._standing, row)
 
     def waiting(self, text: str) -> None:
-        """Something is waited for before the first round or after the last; a few words."""
+        """Show in a few words what is waited for before the first round or after the last."""
         with contextlib.suppress(OSError):
             self.shows_waiting(text)
 
