@@ -71,7 +71,7 @@ class Player:
 
 @contextlib.contextmanager
 def playing(plan: Plan) -> Iterator[Player]:
-    """A run that is ready for its first round, with the cluster that it needs; ended afterwards.
+    """Prepare a run for its first round, with the cluster that it needs; ended afterwards.
 
     Ray makes its workers give way to other processes (niceness 15): beside plain processes that would be measured, and
     on a busy machine nothing else. Here they do not.

@@ -274,7 +274,7 @@ class Worker:
 
     @contextmanager
     def _guarded(self, segment: Segment, client: int) -> Iterator[None]:
-        """Around a client's work: whatever it raises comes out with the client, the round and the step."""
+        """Guard a client's work: whatever it raises comes out with the client, the round and the step."""
         try:
             yield
         except (ClientJobError, InvariantError, MemoryError):

@@ -91,7 +91,7 @@ def _print(evaluated: Evaluated, console: Console) -> None:
 
 
 def _print_classes(evaluated: Evaluated, console: Console) -> None:
-    """A row for each true class, with its row of the confusion matrix."""
+    """Print a row for each true class, with its row of the confusion matrix."""
     from fedsweep.commands.terminal.output import make_table
 
     labels = [f"c{label}" for label in range(len(evaluated.confusion))]
@@ -106,7 +106,7 @@ def _print_classes(evaluated: Evaluated, console: Console) -> None:
 
 
 def _print_confusions(evaluated: Evaluated, console: Console) -> None:
-    """The classes that are told worst, and what they are taken for most often."""
+    """Print the classes that are told worst, with those that they are taken for most often."""
     from fedsweep.commands.terminal.output import make_table
 
     rows = sorted((row for row in evaluated.classes() if row["samples"]), key=lambda row: row["accuracy"])

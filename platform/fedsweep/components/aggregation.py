@@ -21,7 +21,7 @@ When = Literal["always", "round_end"]
 
 
 def _weights(answer: Any, call: Call) -> None:
-    """Weights as the class declares them: a wrong sum shifts the model in silence, a NaN is found rounds later."""
+    """Check weights against the class: a wrong sum shifts the model in silence, a NaN shows rounds later."""
     if not isinstance(answer, Tensor):
         raise call.wrong("a tensor of weights, and its state", answer)
     count, sums_to_one = len(call.like), call.component.sums_to_one  # type: ignore[attr-defined]

@@ -324,7 +324,7 @@ class LocalTerm(Checked, ABC):
 
     @returns(pair("memory, params or None", term_memory, params_tree))
     def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
-        """At a job's start; may return params that replace the starting ones."""
+        """Begin a job; may return params that replace the starting ones."""
         return memory, None
 
     @returns(optional(scalar))
@@ -339,14 +339,14 @@ class LocalTerm(Checked, ABC):
 
     @returns(pair("memory, params or None", term_memory, params_tree))
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
-        """After an optimiser step; may return params that replace the present ones."""
+        """End an optimiser step; may return params that replace the present ones."""
         return step.memory, None
 
     @returns(term_finish)
     def finish(
         self, memory: Memory, work: LocalWork
     ) -> tuple[Memory, Payload] | tuple[Memory, Payload, ParamTree | None]:
-        """At a job's end; the payload travels with the update. Params that come third replace the present ones."""
+        """End a job; the payload travels with the update. Params that come third replace the present ones."""
         return memory, {}
 
 

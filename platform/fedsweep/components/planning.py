@@ -139,7 +139,7 @@ class OncePerRound(Pacing):
 
 
 def due_steps(interval: int, steps: int, *, sync_rule: SyncRule) -> tuple[int, ...]:
-    """After which of ``steps`` local steps a client with this interval synchronises; the last one always.
+    """Return those of ``steps`` local steps after which a client with this interval synchronises; the last one always.
 
     Source: DynamicFL, Algorithm 1. Reading: under ``"authors"`` the step before the last never synchronises, as
     in the authors' program, whose costs the paper prints (249 synchronisations in 250 steps at interval 1).

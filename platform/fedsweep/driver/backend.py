@@ -27,7 +27,7 @@ _PLANNED = 5
 
 
 def training_seconds(experiment: Experiment) -> float:
-    """About how long the clients train one after another on one core, from the plan: the same on every machine.
+    """Estimate how long the clients train one after another on one core, from the plan: the same on every machine.
 
     Reckoned are 20 GFLOP/s and half a millisecond for each local step; the first rounds stand for all.
     """
@@ -35,7 +35,7 @@ def training_seconds(experiment: Experiment) -> float:
 
 
 def reckoned_seconds(cost: Forecast) -> float:
-    """About how long what a forecast tells of takes on one core; see :func:`training_seconds`."""
+    """Estimate a forecast's time on one core; see :func:`training_seconds`."""
     return cost.flops / _FLOPS_PER_S + cost.local_steps * _STEP_S
 
 
@@ -85,7 +85,7 @@ def _actors(config: Config, experiment: Experiment) -> int:
 def cluster_for(
     plan: Plan, folder: Path, *, dashboard: bool = False, begun: ClusterStart | None = None
 ) -> Iterator[None]:
-    """The Ray cluster of a run, where it needs one; what Ray has to say goes into the run's folder.
+    """Hold the Ray cluster of a run, where it needs one; what Ray has to say goes into the run's folder.
 
     The rest is :func:`~fedsweep.fleet.ray_cluster.ray_cluster`'s.
     """

@@ -88,22 +88,22 @@ class Observer:
         """
 
     def started(self, info: RunInfo) -> None:
-        """The run starts or goes on, after its folder and ``config.yaml`` are written."""
+        """Note that the run starts or goes on, after its folder and ``config.yaml`` are written."""
 
     def round_done(self, record: RoundRecord) -> None:
-        """A round is done and evaluated."""
+        """Note that a round is done and evaluated."""
 
     def checkpointed(self, round: int) -> None:
-        """A checkpoint that holds this round is on disk."""
+        """Note that a checkpoint that holds this round is on disk."""
 
     def message(self, text: str) -> None:
-        """A sentence for the user, about a lost worker say; may come in the middle of a round."""
+        """Take a sentence for the user, about a lost worker say; may come in the middle of a round."""
 
     def progress(self, text: str) -> None:
         """Show the progress of long work inside a round; each line replaces the one before, and many come."""
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
-        """The run is over and its files are written.
+        """Note that the run is over and its files are written.
 
         Args:
             status: How it ended: ``finished``, ``failed`` or ``killed``.

@@ -14,7 +14,7 @@ _ROUNDS = "rounds"
 
 
 def process_began() -> float:
-    """When this process began, on the clock of :func:`time.monotonic`, in seconds; to a hundredth."""
+    """Return the time when this process began, on the clock of :func:`time.monotonic`, in seconds; to a hundredth."""
     # The name, the second field, may hold blanks and ends with the last bracket; the start is the 22nd field.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -58,12 +58,12 @@ class Phases:
             self._say(notice)
 
     def rounds(self) -> None:
-        """The first round begins."""
+        """Note that the first round begins."""
         self.enter(_ROUNDS)
         self._rounds = []
 
     def round_done(self) -> None:
-        """A round is over: played, evaluated, shown."""
+        """Note that a round is over: played, evaluated, shown."""
         if self._rounds is not None:
             self._close()
 

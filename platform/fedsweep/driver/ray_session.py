@@ -175,7 +175,7 @@ class RemoteSession:
         return self._answer(done, self._hear_until)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Beside the work that is under way."""
+        """Call the actor beside the work that is under way."""
         self._check_cluster()
         done = getattr(self._actor, method).options(concurrency_group="control").remote(*arguments)
         return self._answer(done, self._wait_for)

@@ -97,7 +97,7 @@ def session_settings(plan: Plan, folder: Path) -> SessionSettings:
 
 @contextlib.contextmanager
 def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
-    """The session of a run, on the backend that the plan names; ended afterwards."""
+    """Open the session of a run, on the backend that the plan names; ended afterwards."""
     settings = session_settings(plan, folder)
     if not plan.num_actors:
         with one_thread():
@@ -119,7 +119,7 @@ def present_umask() -> int:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread, as on an actor, and the global generator as it was."""
+    """Use one torch thread, as on an actor, and leave the global generator as it was."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -196,7 +196,7 @@ def run_plan(
 def _drive(
     plan: Plan, session: Session, folder: Path, *, observers: Sequence[Observer], resume: bool, phases: Phases
 ) -> dict[str, Any]:
-    """Round by round to the end; whatever ends the run, folder and observers learn of it."""
+    """Play round by round to the end; whatever ends the run, folder and observers learn of it."""
     try:
         opened = session.open(resume=resume)
         info = run_info(plan, folder, opened, resume=resume)
@@ -258,7 +258,7 @@ def _end(
 
 
 def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: Exception) -> None:
-    """The end of a run that failed; what made it fail matters more than that something can't be written either."""
+    """Write the end of a run that failed; its cause matters more than that something can't be written either."""
     result: dict[str, Any] = {"status": "failed", "reason": str(error)}
     try:
         result = session.finish("failed", str(error))

@@ -133,7 +133,7 @@ class RunSession:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def listen(self, observers: Sequence[Observer]) -> None:
-        """From now on messages are heard at once, in the middle of a round too, and no step carries any."""
+        """Let messages be heard at once from now on, in the middle of a round too, and no step carries any."""
         self._messages.listen(observers)
 
     def messages(self) -> Messages:
@@ -192,7 +192,7 @@ class RunSession:
         return Step(record=record, stopped_by=self._stopped_by, messages=self._taken_messages(), checkpointed=due)
 
     def _keep(self, state: RunState, *, checkpoint: bool) -> None:
-        """The run is now so far; a run that was ended meanwhile stays as it was written then."""
+        """Write that the run is now so far; a run that was ended meanwhile stays as it was written then."""
         with self._guard.writing():
             if self._is_over:
                 return

@@ -139,7 +139,7 @@ class CostModel:
         return self.encoded(submodel, self._noise[size])
 
     def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:
-        """Size what goes up where a codec made this of the params: buffers and optimiser state go beside it."""
+        """Size the message up where a codec made this of the params: buffers and optimiser state go beside it."""
         whole = whole_values(submodel.message(self.layout, "up"))
         return {f"update/{kind}": size for kind, size in message_sizes(message, self.layout.dtype).items()} | {
             kind: size for kind, size in whole.items() if kind != "params"

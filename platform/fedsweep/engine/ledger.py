@@ -73,7 +73,7 @@ class Ledger:
     sizes: Counter[tuple[int, Direction, str]] = field(default_factory=Counter)
 
     def message(self, client: int, direction: Direction, parts: Mapping[str, Size]) -> None:
-        """A message by kind of content."""
+        """Count a message by kind of content."""
         for kind, size in parts.items():
             if size.values:
                 self.values[client, direction, kind] += size.values

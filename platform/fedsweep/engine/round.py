@@ -187,7 +187,7 @@ class Round:
         return self._method.folds and self.plan.folds and not self._probes() and self._fleet.folds
 
     def _probes(self) -> tuple[Probe, ...]:
-        """This round's measurements, as components see it by now."""
+        """Return this round's measurements, as components see it by now."""
         return self._method.probes(self.components, self.plan.context.round)
 
     def _segment(self, points: tuple[SyncPoint, ...]) -> Segment:

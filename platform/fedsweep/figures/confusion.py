@@ -24,7 +24,7 @@ _DARK = 0.6  # shares above which the numbers are white
 
 @paper_style()
 def plot_confusion(confusion: np.ndarray, path: str | Path, *, class_names: Sequence[str] = ()) -> None:
-    """A confusion matrix: of each true class, a row, the shares that are told to be of each class.
+    """Plot a confusion matrix: of each true class, a row, the shares that are told to be of each class.
 
     Args:
         confusion: Samples [C, C]; rows are true, columns predicted.
@@ -42,7 +42,7 @@ def plot_confusion(confusion: np.ndarray, path: str | Path, *, class_names: Sequ
 
 
 def draw_confusion(axes: Axes, confusion: np.ndarray, *, class_names: Sequence[str] = ()) -> None:
-    """The same on given axes; see :func:`plot_confusion`."""
+    """Draw the same on given axes; see :func:`plot_confusion`."""
     from matplotlib.ticker import MaxNLocator
 
     shares_CC = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)

@@ -125,7 +125,7 @@ def _plot(runs: Sequence[ReportRun], names: Sequence[str], target: Path, *, x: s
 
 
 def draw_settings(axes: Axes, runs: Sequence[ReportRun], name: str, *, x: str, log_x: bool = False) -> list[Any]:
-    """Curves of all settings, each with its own look; returns what they are called, for a legend.
+    """Draw the curves of all settings, each with its own look; returns what they are called, for a legend.
 
     Args:
         axes: The panel.

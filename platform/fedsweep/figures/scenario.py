@@ -268,7 +268,7 @@ def shown_clients(num_clients: int, num_classes: int) -> list[int]:
 
 
 def draw_classes(axes: Axes, shares_NRC: np.ndarray, *, first_round: int = 1, legend: bool = True) -> None:
-    """A band for each client, in it a row for each class: the darker, the larger the class's share in the round.
+    """Draw a band for each client, in it a row for each class: the darker, the larger the class's share in the round.
 
     Where there are too many clients for a picture, some are shown, spread evenly; the axis says which.
 
@@ -302,7 +302,7 @@ def draw_classes(axes: Axes, shares_NRC: np.ndarray, *, first_round: int = 1, le
 
 
 def draw_participation(axes: Axes, participation: Participation) -> None:
-    """Clients by rounds, a cell coloured by what the client did in the round, on empty axes."""
+    """Draw clients by rounds, a cell coloured by the client's part in the round, on empty axes."""
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 
@@ -324,7 +324,7 @@ def participation_handles(shown: Iterable[Participation]) -> list[Any]:
 
 
 def _draw_schedule(axes: Axes, participation: Participation) -> None:
-    """The bytes of each round as bars, in one colour where something was aggregated and in another where not."""
+    """Draw the bytes of each round as bars, in one colour where something was aggregated and in another where not."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     aggregated_R, bytes_R = participation.aggregated_R, participation.bytes_R

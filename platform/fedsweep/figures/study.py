@@ -51,7 +51,7 @@ def plot_runs(
     keys: LayoutKeys | None = None,
     called: Callable[[str], str] = str,
 ) -> None:
-    """A panel for each world, a colour for each row; as wide as a paper's column or, of several worlds, its page.
+    """Draw a panel for each world, a colour for each row; as wide as a paper's column or, of several worlds, its page.
 
     Args:
         runs: All runs.
@@ -125,7 +125,7 @@ def _plot_curves(study: Study, target: Path, *, y: str, x: str, called: Callable
 
 @paper_style()
 def _plot_over(study: Study, target: Path, *, y: str, key: str, called: Callable[[str], str]) -> None:
-    """Where runs ended over a key: the mean over seeds, with a bar of one sample standard deviation each way."""
+    """Draw where runs ended over a key: the mean over seeds, with a bar of one sample standard deviation each way."""
     short = short_keys([key])[key]
     groups: dict[str, list[World]] = {}
     for world in study.layout.worlds:

@@ -229,7 +229,7 @@ def panels(
 
 
 def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
-    """A legend below all panels, for which the figure grows, so that it covers nothing.
+    """Put a legend below all panels, for which the figure grows, so that it covers nothing.
 
     Args:
         figure: The figure.
@@ -259,7 +259,7 @@ def scale_axes(axes: Axes, *, log_x: bool, log_y: bool) -> None:
 
 
 def name_axes(axes: Axes, *, x: str, y: str) -> None:
-    """Names of the axes of a panel with its data and scales, and ticks that suit them."""
+    """Name the axes of a panel with its data and scales, and set ticks that suit them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for write, name, scale in ((axes.set_xlabel, x, axes.get_xscale()), (axes.set_ylabel, y, axes.get_yscale())):
@@ -344,7 +344,7 @@ def figure_of(*, width: float, height: float) -> Figure:
 
 
 def tidy(axes: Axes) -> None:
-    """A frame on two sides alone, and a grid behind lines."""
+    """Set a frame on two sides alone, and a grid behind lines."""
     axes.spines[["top", "right"]].set_visible(False)
     if axes.lines:
         axes.grid(color=GRID, linewidth=0.6)

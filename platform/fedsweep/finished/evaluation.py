@@ -304,7 +304,7 @@ class Subject:
 
 
 def open_subject(source: str | Path, *, model: str | Path | None, overrides: Sequence[str]) -> Subject:
-    """Everything that a test needs, read and checked; arguments and errors are :func:`evaluate`'s."""
+    """Read and check everything that a test needs; arguments and errors are :func:`evaluate`'s."""
     path = Path(source).expanduser()
     _check_overrides(overrides)
     folder, result = RunFolder(path.absolute()), {}

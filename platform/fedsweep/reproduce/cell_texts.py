@@ -123,7 +123,7 @@ def _printed(grid: Grid, row: str, heading: Heading) -> str:
 
 
 def _as_printed(value: float, measure: Measure) -> str:
-    """A printed figure loses no digit."""
+    """Write a printed figure without losing a digit."""
     own = len(repr(value).partition(".")[2]) if "e" not in repr(value) else 0
     return f"{value:.{max(measure.digits, own if value % 1 else 0)}f}"
 

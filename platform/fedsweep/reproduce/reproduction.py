@@ -116,7 +116,7 @@ class Reproduction:
         return {**asdict(self.request), "table": table, "cells": self._digest, "keys": keys}
 
     def check_same(self, folder: SweepFolder) -> None:
-        """A folder's cells can't change: figures of two different tables would stand in one.
+        """Refuse changed cells in a folder: figures of two different tables would stand in one.
 
         Raises:
             InputError: The folder was begun with other cells, or is damaged.

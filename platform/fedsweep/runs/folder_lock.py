@@ -103,7 +103,7 @@ class FolderGuard:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around whatever changes the folder.
+        """Lock the folder around whatever changes it.
 
         Raises:
             RunError: The folder is gone, or a file cannot be written.

@@ -52,7 +52,7 @@ def world_of(config: Config) -> TrialWorld:
 
 
 def comparable(worlds: Sequence[TrialWorld]) -> list[list[int]]:
-    """Groups of those that may all be compared with each other; who knows no budgets is in the groups of all of them.
+    """Group those that may all be compared with each other; who knows no budgets is in the groups of all.
 
     Returns:
         Indices into ``worlds``, ascending in each group.

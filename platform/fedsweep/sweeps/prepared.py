@@ -106,7 +106,7 @@ class PreparedSweep:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around whatever changes the folder, the trials' included.
+        """Lock the folder around whatever changes it, the trials' included.
 
         Raises:
             OutputError: Another process writes it, or it leads elsewhere by a link.
@@ -117,7 +117,7 @@ class PreparedSweep:
             yield
 
     def write_extension(self) -> None:
-        """The folder's plan and configuration are this sweep's from now on."""
+        """Make the folder's plan and configuration this sweep's."""
         with self.writing():
             self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
 

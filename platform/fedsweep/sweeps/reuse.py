@@ -236,7 +236,7 @@ def _left_out(folder: str, names: list[str]) -> list[str]:
 
 
 def _linked(source: str, target: str) -> None:
-    """A second name of a file, which takes no room: a run's files are replaced as a whole, never changed in place."""
+    """Give a file a second name, which takes no room: a run's files are replaced as a whole, never changed in place."""
     try:
         os.link(source, target)
     except OSError:

@@ -66,7 +66,7 @@ def _domain(entry: SpaceEntry) -> Any:
 
 
 def decoded(config: Config, proposed: Mapping[str, Any]) -> dict[str, Any]:
-    """Proposed values as configuration values."""
+    """Return proposed values as configuration values."""
     space = config.sweep.space
     return {
         key: json.loads(proposed[key]) if space[key].kind == "choice" else proposed[key] for key in space_keys(config)
@@ -136,17 +136,17 @@ class ProposedTrials(KeptHere, Searcher):
         return {TRIAL: self._make(proposed)}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Told of each round."""
+        """Take note of each round."""
         if trial_id not in self._own:
             self._search.on_trial_result(trial_id, result)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Told of each end."""
+        """Take note of each end."""
         if trial_id not in self._own:
             self._search.on_trial_complete(trial_id, result=result, error=error)
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the study lasts by itself, and Tune's own state is never read back."""
+        """Do nothing: the study lasts by itself, and Tune's own state is never read back."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing; see :meth:`save`."""
+        """Do nothing; see :meth:`save`."""

@@ -149,7 +149,7 @@ def check_space(config: Config) -> None:
 
 
 def _check_settings(config: Config) -> None:
-    """A list of settings goes with a list of trials, and what it sets is not varied again."""
+    """Refuse a list of settings without a list of trials, or beside keys that vary the same."""
     sweep = config.sweep
     if sweep.settings and not is_listed(config):
         what = "sweep.search=optuna" if sweep.search == "optuna" else f"sweep.scheduler={sweep.scheduler}"

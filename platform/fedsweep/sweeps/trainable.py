@@ -55,7 +55,7 @@ class SweepTrial(tune.Trainable):
         specs: Specs = (),
         sources: Sources = MappingProxyType({}),
     ) -> None:
-        """A process begins with its first trial; its files are as readable as the driver's.
+        """Begin a process with its first trial; its files are as readable as the driver's.
 
         Args:
             config: See the class.
@@ -95,7 +95,7 @@ class SweepTrial(tune.Trainable):
             return {**self._active.last_report(), FATAL_MARK: True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """The run's own newest checkpoint, for a trial that is to go on from it."""
+        """Give Tune the run's own newest checkpoint, for a trial that is to go on from it."""
         self._active.save()
         source = self._active.folder / _CHECKPOINTS
         if source.is_dir():
@@ -114,7 +114,7 @@ class SweepTrial(tune.Trainable):
         self._active = self._begin(self._described)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """This process takes over another trial, or its own with other values."""
+        """Take over another trial in this process, or its own with other values."""
         self._active.end_early()
         self._failure = None
         self._active = self._begin(new_config)
@@ -125,11 +125,11 @@ class SweepTrial(tune.Trainable):
         return f"SweepTrial[{self._active.folder.name}]"
 
     def cleanup(self) -> None:
-        """The trial is over, or the whole sweep is interrupted."""
+        """End the trial, or put it away where the whole sweep is interrupted."""
         self._active.end_early()
 
     def _show(self, report: Mapping[str, Any]) -> None:
-        """On Ray's metrics endpoint; a trial that has finished before has nothing to show."""
+        """Show a report on Ray's metrics endpoint; a trial that has finished before has nothing to show."""
         config = self._active.config
         if config is None:
             return
@@ -166,13 +166,13 @@ class SweepTrial(tune.Trainable):
 
 
 def place_of(trial_id: str) -> int:
-    """Which of a listed sweep's trials it is, from 0: Tune numbers them in the order of the list."""
+    """Return the trial's number in a listed sweep, from 0: Tune numbers them in the order of the list."""
     return int(trial_id.rsplit("_", 1)[1])
 
 
 @contextlib.contextmanager
 def session_in_group(plan: Plan, folder: Path) -> Iterator[Session]:
-    """A session in this process, with client actors in the bundles of the trial's placement group."""
+    """Open a session in this process, with client actors in the bundles of the trial's placement group."""
     torch.set_num_threads(1)  # as everywhere else: how many there are shows in the bits
     settings = session_settings(plan, folder)
     with contextlib.closing(RunSession(plan.experiment, lambda warn: _fleet_in_group(plan, warn), settings)) as session:

@@ -141,7 +141,7 @@ class ActiveTrial:
             self._session.save()
 
     def end_early(self) -> None:
-        """The trial is ended from outside: by the scheduler, which makes it finished, or to go on another day."""
+        """End the trial from outside: by the scheduler, which makes it finished, or to go on another day."""
         if self._session is None or self._is_over:
             return
         mark = self._spec.folder / ENDED_BY_SCHEDULER

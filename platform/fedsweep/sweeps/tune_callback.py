@@ -86,7 +86,7 @@ class Watcher(KeptHere, tune.Callback):
         self._known: dict[str, RunInfo] = {}
 
     def add(self, trial: RunInfo) -> None:
-        """A trial may come."""
+        """Note that a trial may come."""
         self._known[trial.folder.name] = trial
 
     # Tune calls these with keywords; ``info`` swallows those that are of no use here.

@@ -106,7 +106,7 @@ def _same(actual: RunState, expected: RunState, what: str) -> None:
 
 
 def bits_do_not_depend_on_placement(subject: Subject) -> None:
-    """A second run, and one on three workers where clients lie elsewhere and answer in another order, are the same."""
+    """Require that a second run, and one on three workers with clients elsewhere, in another order, are the same."""
     _same(states_of(subject.world())[-1], subject.states[-1], "a second run")
     work = subject.world()
     _same(run_rounds(Engine(work, SplitFleet(work))), subject.states[-1], "a run on three workers")
@@ -130,7 +130,7 @@ def it_goes_on_after_a_stop(subject: Subject) -> None:
 
 
 def nothing_is_changed_in_place(subject: Subject) -> None:
-    """A round leaves the state that it began from as it was, byte by byte."""
+    """Require that a round leaves the state that it began from as it was, byte by byte."""
 
     def content(state: RunState) -> bytes:
         return to_bytes(

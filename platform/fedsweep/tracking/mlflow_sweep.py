@@ -77,13 +77,13 @@ class SweepTracker:
         self._call = BackgroundCall(self._follow)
 
     def round_done(self, trial: RunInfo) -> None:
-        """A trial gets on; returns at once."""
+        """Note that a trial gets on; returns at once."""
         if trial.folder.name not in self._running:
             note_begun(trial.folder)
             self._running[trial.folder.name] = trial
 
     def trial_done(self, trial: RunInfo) -> None:
-        """A trial's folder is complete; returns at once."""
+        """Note that a trial's folder is complete; returns at once."""
         self._running[trial.folder.name] = trial
         self._ended.add(trial.folder.name)
 

@@ -95,7 +95,7 @@ class Tile:
         return torch.zeros(self._width, *shape, dtype=dtype or self._layout.dtype, device=self._device)
 
     def _bound(self) -> tuple[ParamTree, ParamTree, ParamTree]:
-        """By name [K, ...]: params, which are views of the rows; their gradients; and buffers."""
+        """Return by name [K, ...]: params, which are views of the rows; their gradients; and buffers."""
         params, gradients, buffers = self._tree(self._rows), self._tree(self._gradients), {}
         for name in [name for name in params if name not in gradients]:
             # Of their own: batch norm changes its statistics in place, and vmap does so in a copy of what is not dense.

@@ -94,7 +94,7 @@ def _played(config: Config, folder: Path, options: PlayOptions) -> Mapping[str, 
 
 @contextmanager
 def told_before_ray_ends(begun: ClusterStart | None) -> Iterator[None]:
-    """Around planning: what is wrong is said at once, and not after a cluster that nobody needs has come up and gone.
+    """Plan within it: what is wrong is said at once, and not after a cluster that nobody needs has come up and gone.
 
     Raises:
         typer.Exit: Something was wrong, and has been said; where no cluster is starting, the error passes as it is.

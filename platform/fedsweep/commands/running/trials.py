@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def print_trials(
     entries: Sequence[PreparedTrial], *, heading: str, costs: Mapping[str, Forecast] | None = None
 ) -> None:
-    """A table of trials with what each reserves, and what it will cost where that is given by trials' folders."""
+    """Print a table of trials with each one's reservation, and its costs where they are given by trials' folders."""
     from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.results.texts import bytes_text
 
@@ -46,7 +46,7 @@ def _cost_cells(cost: Forecast | None, bytes_text: Callable[[float], str]) -> li
 
 
 def print_sweep(prepared: PreparedSweep) -> None:
-    """The trials of a sweep with their costs, and how long they will take about."""
+    """Print the trials of a sweep with their costs, and about how long they will take."""
     from fedsweep.driver.backend import reckoned_seconds
     from fedsweep.results.texts import seconds_text
     from fedsweep.sweeps.prepare import trial_costs
@@ -60,7 +60,7 @@ def print_sweep(prepared: PreparedSweep) -> None:
 
 
 def taken_over(prepared: PreparedSweep, places: Sequence[Path], *, dry_run: bool) -> dict[Path, Path]:
-    """Where trials would be -> finished runs in or below the places that are taken over, which is said."""
+    """Return trials' folders -> finished runs in or below the places that are taken over, which is said."""
     from fedsweep.commands.terminal.output import note
     from fedsweep.sweeps.reuse import finished_in, not_taken
 
@@ -82,7 +82,7 @@ def run_trials(
     quiet: bool,
     called: str,
 ) -> Summary:
-    """Runs what is left, with progress in the terminal; where nothing is, the tracking store gets what it lacks.
+    """Run the trials left, with progress in the terminal; where none is, the tracking store gets what it lacks.
 
     In messages the trials are ``called`` so.
 

@@ -87,7 +87,7 @@ def lasting_output() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """A line for the user that is no result: to standard error."""
+    """Print a line for the user that is no result, to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

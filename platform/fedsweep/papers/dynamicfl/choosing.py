@@ -107,7 +107,7 @@ class GroupTable(TableKind):
         return replace(grid, notes=tuple(dict.fromkeys(notes)))
 
     def _check(self, table: TableFile, cells: Sequence[Cell]) -> None:
-        """Everything that is wrong input, before anything is computed."""
+        """Refuse wrong input, before anything is computed."""
         for row in dict.fromkeys(cell.row for cell in cells):
             method = self.method_of(row)
             if method not in names.GROUP_CHOOSERS:

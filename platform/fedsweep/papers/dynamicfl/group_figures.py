@@ -49,7 +49,7 @@ def membership(scene: Scene) -> Figure:
 
 
 def group_labels(scene: Scene) -> Figure:
-    """For each class the groups' shares over the rounds, and the population's."""
+    """Draw for each class the groups' shares over the rounds, and the population's."""
 
     def shares(run: RunView) -> GroupLabels | None:
         counts_NC = counts_of(run) if has_group(run) else None

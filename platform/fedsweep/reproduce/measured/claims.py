@@ -141,7 +141,7 @@ def _judged(
 
 
 def _judged_apart(apart: float, pairs: Sequence[Difference], *, complete: bool) -> Verdict:
-    """By the bootstrap interval of each difference: inside of the bounds, outside of them, or neither."""
+    """Judge by the bootstrap interval of each difference: inside of the bounds, outside of them, or neither."""
     if any(pair.low > apart or pair.high < -apart for pair in pairs):
         return "contradicted"
     inside = all(-apart < pair.low and pair.high < apart for pair in pairs)

@@ -86,7 +86,7 @@ def _hints(record: Hashable) -> dict[str, Any]:
 
 
 def _given(arguments: tuple[Any, ...]) -> Any:
-    """X of ``X | None``."""
+    """Return X of ``X | None``."""
     rest = [argument for argument in arguments if argument is not type(None)]
     if len(rest) != 1:
         raise InvariantError(f"a field that is kept may be X or None, but not one of {arguments}")

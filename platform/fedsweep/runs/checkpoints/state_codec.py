@@ -100,7 +100,7 @@ def from_bytes(data: bytes) -> State:
 
 
 def refuse_constant(text: str) -> NoReturn:
-    """For :func:`json.loads`, which by itself takes NaN and infinities; always a ValueError."""
+    """Refuse a constant for :func:`json.loads`, which by itself takes NaN and infinities; always a ValueError."""
     raise ValueError(f"{text} is no JSON")
 
 

@@ -110,7 +110,7 @@ class Progress(Observer):
                 self.shows_round(self._standing, row)
 
     def waiting(self, text: str) -> None:
-        """Something is waited for before the first round or after the last; a few words."""
+        """Show in a few words what is waited for before the first round or after the last."""
         with contextlib.suppress(OSError):
             self.shows_waiting(text)
 
@@ -127,7 +127,7 @@ class Progress(Observer):
             self.closed()
 
     def opened(self) -> None:
-        """The run is being prepared."""
+        """Show that the run is being prepared."""
 
     def closed(self) -> None:
         """End the display: no more comes; may be called twice."""
@@ -136,17 +136,17 @@ class Progress(Observer):
         """Show the cause of a wait before the first round or after the last."""
 
     def shows_start(self, standing: Standing) -> None:
-        """The first round begins."""
+        """Show that the first round begins."""
 
     def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
-        """A round is done."""
+        """Show that a round is done."""
 
     def shows_working(self, text: str) -> None:
         """Show the progress of long work inside a round."""
 
     @abstractmethod
     def shows_message(self, text: str) -> None:
-        """A sentence for the user."""
+        """Show a sentence for the user."""
 
 
 class QuietProgress(Progress):

@@ -76,19 +76,19 @@ class SweepProgress:
         self._total = total
 
     def add(self, name: str, state: TrialState) -> None:
-        """A trial, by its folder's name, is known."""
+        """Note a trial, by its folder's name."""
         with self._lock:
             self._trials[name] = state
 
     def began(self, name: str) -> None:
-        """A trial has a process."""
+        """Note that a trial has a process."""
         self._change(name, status=_RUNNING)
 
     def round_done(self, name: str, result: Mapping[str, Any]) -> None:
-        """A trial has done a round."""
+        """Note that a trial has done a round."""
         # Ray Tune has a method's own figures, and the test's metrics, one level below: extra/NAME.
-        group, _, name = self._metric.partition("/")
-        value = result.get(group, {}).get(name) if name else result.get(group)
+        group, _, figure = self._metric.partition("/")
+        value = result.get(group, {}).get(figure) if figure else result.get(group)
         self._change(
             name,
             status=_RUNNING,
@@ -98,23 +98,23 @@ class SweepProgress:
         )
 
     def told(self, name: str, text: str) -> None:
-        """A trial has something to say, about a client actor that was replaced, say."""
+        """Show a trial's sentence, about a client actor that was replaced, say."""
         self.say(f"{self._named(name)}: {text}")
 
     def retried(self, name: str, cause: str) -> None:
-        """A trial broke down and goes on from its last checkpoint."""
+        """Note that a trial broke down and goes on from its last checkpoint."""
         self.say(f"{self._named(name)}: {cause}; it goes on from its last checkpoint")
 
     def ended(self, name: str, status: str, remark: str | None) -> None:
-        """A trial is over, ``finished`` or ``failed``; the remark says why where there is something to say."""
+        """Note that a trial is over, ``finished`` or ``failed``; the remark says why where there is one."""
         self._change(name, status=status)
 
     def say(self, text: str) -> None:
-        """A sentence for the user."""
+        """Show a sentence for the user."""
         print(text, file=sys.stderr, flush=True)
 
     def opened(self) -> None:
-        """The sweep begins."""
+        """Note that the sweep begins."""
 
     def closed(self) -> None:
         """End the display: no more comes."""
