@@ -90,7 +90,7 @@ def test_batch_statistics_are_the_clients_own_and_stay() -> None:
 
     engine = local_engine(tiny_experiment(abavg(), build=build, validation=validation()))
     run_rounds(engine)
-    template = engine._tools.model
+    template = engine.tools.model
     assert torch.equal(template.state_dict()["1.running_mean"], torch.zeros(6))
     assert template.training == build().training
 
