@@ -13,6 +13,7 @@ import functools
 import gc
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,26 @@ def shared_ray() -> Any:
 def pool(shared_ray: Any) -> Pool:
     """Processes that are there, for client actors; see ``shared/ray_pool.py``."""
     return _SHARED.pool()
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store without runs; making one takes seconds, so it is made once and copied."""
+    from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
+
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent  # made by the first of the processes; the others wait for it, as runs do
+    path = place / "empty-mlflow.db"
+    open_store(sqlite_uri(path))
+    return path
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> Path:
+    """The file of a store of the test's own."""
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return tmp_path / "mlflow.db"
 
 
 _DRAWING = {"pictures": False}

@@ -78,5 +78,5 @@ def test_sub_models_answer_too() -> None:
 
 
 def test_unknown_members_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method.members: unknown value 'some' \(known: all, participants\)"):
+    with pytest.raises(ConfigError, match=r"method\.members: unknown value .some."):
         build_method({"name": "fedensemble", "members": "some"})

@@ -178,7 +178,7 @@ def test_a_network_without_a_projection_is_noted_before_and_after(options: dict[
     def build() -> Mlp:
         return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8, **options)
 
-    experiment = tiny_experiment(moon(), rounds=1, build=net)
+    experiment = tiny_experiment(moon(), rounds=1, build=build)
     notes = forecast(experiment).remarks
     assert len(notes) == warned and all("set model.projection=256" in note for note in notes)
     assert notes_after(experiment, run_rounds(local_engine(experiment))) == list(notes)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 METHOD = """
 from __future__ import annotations
@@ -36,6 +36,7 @@ name: one
 scenario: {clients: 4, partition: {kind: iid}}
 method: {name: 'my_methods:shrink'}
 training: {rounds: 1, cohort_size: 2, local_steps: 20}
+runtime: {backend: local}
 tracking: {uri: none}
 table:
   title: One

@@ -90,11 +90,13 @@ def logged(store: Path) -> list[tuple[str, int]]:
         return base.execute("SELECT run_uuid, step FROM metrics WHERE key = 'train_loss'").fetchall()
 
 
-def test_a_node_that_is_killed_in_a_sweep_changes_no_model(nodes: Any, tmp_path: Path, tiny: TinySweep) -> None:
+def test_a_node_that_is_killed_in_a_sweep_changes_no_model(
+    nodes: Any, store: Path, tmp_path: Path, tiny: TinySweep
+) -> None:
     second = nodes.add_node(num_cpus=2, num_gpus=1)
     nodes.wait_for_nodes()
     runtime = {**QUARTERS, "address": nodes.address}
-    tracking = {"uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    tracking = {"uri": f"sqlite:///{store}"}
     config = tiny({"seed": {"grid": [0, 1, 2, 3]}}, more={"training": LONG, "runtime": runtime, "tracking": tracking})
     folder, killed = tmp_path / "s", []
 

@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def config(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Path:
+def config(store: Path, tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Path:
     more = {"training": {"rounds": 10, "cohort_size": 2, "local_steps": 100}, "checkpoint": {"every": 2}}
-    tree = tiny({"seed": {"grid": [0, 1, 2]}}, more={**more, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}})
+    tree = tiny({"seed": {"grid": [0, 1, 2]}}, more={**more, "tracking": {"uri": f"sqlite:///{store}"}})
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml12.dump(tree))
     return path
@@ -92,13 +92,13 @@ def test_a_sweep_whose_driver_is_killed_twice_ends_as_if_it_had_not(tmp_path: Pa
 
 
 def test_a_search_whose_driver_is_killed_proposes_only_what_is_left(
-    tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+    store: Path, tmp_path: Path, tiny: Callable[..., dict[str, Any]]
 ) -> None:
     tree = tiny(
         {"training.optimizer.lr": {"loguniform": [1e-3, 0.3]}},
         more={
             "training": {"rounds": 10, "cohort_size": 2, "local_steps": 100},
-            "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"},
+            "tracking": {"uri": f"sqlite:///{store}"},
         },
         samples=4,
         search="optuna",

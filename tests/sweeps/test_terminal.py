@@ -154,9 +154,9 @@ class Terminal:
 
 
 @pytest.fixture
-def config(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Path:
+def config(store: Path, tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Path:
     training = {"rounds": 30, "cohort_size": 2, "local_steps": 60}
-    more = {"training": training, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}}
+    more = {"training": training, "tracking": {"uri": f"sqlite:///{store}"}}
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml12.dump(tiny({"seed": {"grid": [0, 1, 2]}}, more=more)))
     return path

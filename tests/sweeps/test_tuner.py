@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import threading
@@ -34,9 +35,12 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def grid(cluster: Any, tmp_path_factory: pytest.TempPathFactory, tiny: TinySweep) -> tuple[Path, Any]:
+def grid(
+    cluster: Any, empty_store: Path, tmp_path_factory: pytest.TempPathFactory, tiny: TinySweep
+) -> tuple[Path, Any]:
     """Two methods and two seeds, with an MLflow store: the folder above it, and what Tune says; not to be changed."""
     above = tmp_path_factory.mktemp("grid")
+    shutil.copy(empty_store, above / "mlflow.db")
     tracking = {"tracking": {"uri": f"sqlite:///{above}/mlflow.db"}}
     return above, sweep(tiny({"method": METHODS, "seed": {"grid": [0, 1]}}, more=tracking), out=above / "s")
 
