@@ -8,6 +8,7 @@ from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.sweeps.prepare import overlaid
 from fedsweep.sweeps.space import check_combination, check_space, list_trials, short_names
+from fedsweep.tracking.terminal.sweep_progress import PlainSweepProgress
 
 
 def listed(space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
@@ -174,3 +175,15 @@ def test_a_sweep_by_a_metric_of_the_test_names_it_and_its_direction() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             check_combination(load_config({"evaluation": evaluation, "sweep": {"metric": metric}}))
+
+
+@pytest.mark.parametrize(
+    ("metric", "figures"), [("extra/recall/low", {"extra": {"recall/low": 0.25}}), ("test_loss", {"test_loss": 0.25})]
+)
+def test_progress_shows_the_metric_wherever_ray_tune_has_it(
+    metric: str, figures: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = PlainSweepProgress(metric)
+    progress.round_done("one", {"round": 1, **figures})
+    progress.ended("one", "finished", None)
+    assert f"one: finished, 1 rounds, {metric} 0.25" in capsys.readouterr().out
