@@ -21,6 +21,7 @@ from fedsweep.catalog import build_metrics, resolve
 from fedsweep.components.metrics import METRICS, Declaration, Metric, declarations, measured
 from fedsweep.config.load import load_config
 from fedsweep.errors import ComponentError, ConfigError, InvariantError
+from fedsweep.results.selection import is_less_better
 from fedsweep.results.view import RunView, metrics_of
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
@@ -115,7 +116,8 @@ def test_the_configuration_wins_over_the_declaration_and_the_folder_keeps_both()
     ]
     assert declarations(tree)["macro_f1"] == Declaration(mode="min", unit="share", chance=0.1)
     assert resolve(load_config(tree)).tree() == tree
-    assert resolve(load_config({})).hash() == load_config({}).hash() != config.hash()
+    none, left_out = (resolve(load_config(given)) for given in ({"evaluation": {"metrics": []}}, {}))
+    assert none.hash() == left_out.hash() != config.hash()
 
 
 @pytest.mark.parametrize(
@@ -182,6 +184,12 @@ def test_the_best_of_a_metric_goes_by_its_direction_and_is_never_nan() -> None:
     assert (view.over("up", "best"), view.over("down", "best")) == (3.0, 2.0)
     assert view.figure("up") is None and math.isnan(view.last("up") or 0)
     assert view.figure("extra/down") == 5.0
+
+
+def test_tables_take_the_best_by_the_direction() -> None:
+    view = viewed([{"name": "mine:up", "mode": "max"}, {"name": "mine:down", "mode": "min"}], up=[1.0], down=[1.0])
+    figures = ("up", "down", "test_accuracy", "test_loss")
+    assert [is_less_better(figure, [view]) for figure in figures] == [False, True, False, True]
 
 
 def test_a_foreign_folders_metrics_are_taken_only_where_they_make_sense() -> None:

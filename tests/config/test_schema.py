@@ -42,7 +42,7 @@ training:
   optimizer_state: reset
   schedule: constant
   stop: {target_accuracy: null, total_bytes: null, sim_time_s: null, wall_time_s: null}
-evaluation: {every: 1, batch_size: 1000, per_client: false, targets: []}
+evaluation: {every: 1, batch_size: 1000, per_client: false, targets: [], metrics: []}
 runtime:
   backend: auto
   executor: loop

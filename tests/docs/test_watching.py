@@ -23,7 +23,7 @@ def folder(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    sys.modules.pop("mine", None)
+    sys.modules.pop("my_metrics", None)
 
 
 def test_the_pages_metric_is_followed_everywhere(pages: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

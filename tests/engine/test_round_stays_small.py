@@ -57,6 +57,7 @@ def test_a_round_runs_few_functions(
     names = sorted(f"{Path(code.co_filename).name}:{code.co_qualname}" for code in called)
     assert 100 < len(called) <= functions, names
     assert len({code.co_filename for code in called}) <= files, names
+    assert not [name for name in names if name.startswith("metrics.py")]  # nobody asked for any
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.sweeps.prepare import overlaid
-from fedsweep.sweeps.space import check_space, list_trials, short_names
+from fedsweep.sweeps.space import check_combination, check_space, list_trials, short_names
+from fedsweep.tracking.terminal.sweep_progress import PlainSweepProgress
 
 
 def listed(space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
@@ -162,3 +163,27 @@ def test_two_keys_with_the_same_range_are_drawn_apart() -> None:
     space = {key: {"uniform": [0.1, 0.9]} for key in ("training.cohort_fraction", "training.optimizer.momentum")}
     for values in listed(space, samples=5):
         assert values["training.cohort_fraction"] != values["training.optimizer.momentum"]
+
+
+def test_a_sweep_by_a_metric_of_the_test_names_it_and_its_direction() -> None:
+    evaluation = {"metrics": ["macro_f1", "brier_score"]}
+    for metric, mode in (("extra/macro_f1", "max"), ("extra/brier_score", "min"), ("extra/a_methods_own", "min")):
+        check_combination(load_config({"evaluation": evaluation, "sweep": {"metric": metric, "mode": mode}}))
+    for metric, message in (
+        ("macro_f1", "did you mean 'extra/macro_f1'"),
+        ("extra/brier_score", "sweep.mode is max .* 'brier_score' less is better; set sweep.mode=min"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_combination(load_config({"evaluation": evaluation, "sweep": {"metric": metric}}))
+
+
+@pytest.mark.parametrize(
+    ("metric", "figures"), [("extra/recall/low", {"extra": {"recall/low": 0.25}}), ("test_loss", {"test_loss": 0.25})]
+)
+def test_progress_shows_the_metric_wherever_ray_tune_has_it(
+    metric: str, figures: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = PlainSweepProgress(metric)
+    progress.round_done("one", {"round": 1, **figures})
+    progress.ended("one", "finished", None)
+    assert f"one: finished, 1 rounds, {metric} 0.25" in capsys.readouterr().out

@@ -87,8 +87,8 @@ class SweepProgress:
     def round_done(self, name: str, result: Mapping[str, Any]) -> None:
         """Note that a trial has done a round."""
         # Ray Tune has a method's own figures, and the test's metrics, one level below: extra/NAME.
-        group, _, figure = self._metric.partition("/")
-        value = result.get(group, {}).get(figure) if figure else result.get(group)
+        group, _, column = self._metric.partition("/")
+        value = result.get(group, {}).get(column) if column else result.get(group)
         self._change(
             name,
             status=_RUNNING,
