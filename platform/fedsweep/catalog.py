@@ -207,8 +207,8 @@ def build_metrics(config: Config) -> tuple[Metric, ...]:
         if twice := [column for place, column in enumerate(columns) if column in columns[:place]]:
             raise ConfigError(f"{key}: the column {twice[0]!r} would be there twice; give the function another name")
         config.bound[key] = tuple(metrics)
-    found: tuple[Metric, ...] = config.bound[key]
-    return found
+    bound: tuple[Metric, ...] = config.bound[key]
+    return bound
 
 
 def _initial(config: Config) -> dict[str, str]:

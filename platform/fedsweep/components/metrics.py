@@ -30,7 +30,7 @@ _MOST = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """How to read a metric.
+    """The reading of a metric: which way is better, in what unit, against what chance.
 
     Attributes:
         mode: ``max`` where more is better, ``min`` where less is.
@@ -81,12 +81,12 @@ def metric(
 
 
 def column_of(name: str) -> str:
-    """The column of a metric that a configuration calls so: ``macro_f1`` for ``mine:macro_f1``."""
+    """Return the column of a metric that a configuration calls so: ``macro_f1`` for ``mine:macro_f1``."""
     return name.rpartition(":")[2].rpartition(".")[2]
 
 
 def declarations(config: Mapping[str, Any]) -> dict[str, Declaration]:
-    """How metrics are to be read, by column, as the configuration in a run's folder says.
+    """Return the declarations of metrics, by column, as the configuration in a run's folder says.
 
     Nothing is imported for that, and what makes no sense is left out: the folder may be somebody else's.
     """

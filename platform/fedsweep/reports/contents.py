@@ -77,7 +77,7 @@ class Report:
 
     @property
     def metrics(self) -> Mapping[str, Declaration]:
-        """How to read the columns that metrics of the test made, by column."""
+        """Return the declarations of the test's metrics, by column."""
         return metrics_of(run.view for run in self.runs)
 
     @property

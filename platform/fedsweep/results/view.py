@@ -145,7 +145,7 @@ class RunView:
 
     @cached_property
     def metrics(self) -> Mapping[str, Declaration]:
-        """How to read the columns that metrics of the test made, by column."""
+        """Return the declarations of the test's metrics, by column."""
         return {
             column: declaration
             for name, declaration in declarations(self.config).items()
@@ -222,11 +222,11 @@ class RunView:
 
 
 def metrics_of(views: Iterable[RunView]) -> dict[str, Declaration]:
-    """How to read the columns that metrics made in some of these runs, by column; the first that has one says it."""
-    found: dict[str, Declaration] = {}
+    """Return the declarations of metrics in these runs, by column, each from the first run that has it."""
+    declared: dict[str, Declaration] = {}
     for view in views:
-        found = {**view.metrics, **found}
-    return found
+        declared = {**view.metrics, **declared}
+    return declared
 
 
 def run_so_far(folder: Path, records: Sequence[RoundRecord]) -> RunView:
