@@ -180,6 +180,7 @@ ELSEWHERE = {
     "model.init_sha256": "tests/experiment/test_initial_model.py",
     "scenario.root": "tests/world/data/test_torchvision_sets.py",
     "scenario.download": "tests/world/data/test_torchvision_sets.py",
+    "evaluation.metrics": "tests/components/test_metrics.py",
     "runtime.backend": "tests/fleet/test_ray_fleet.py",
     "runtime.client_actors": "tests/fleet/test_ray_fleet.py",
     "runtime.cpus_per_client": "tests/sweeps/test_resources.py",

@@ -159,7 +159,8 @@ def tiny_sync(model: nn.Module, vector: Tensor, **more: Any) -> SyncContext:
     """The end of round 1, with the layout of the model."""
     facts: dict[str, Any] = {"round": 1, "index": 0, "ends_round": True, "anchors": {}, "learning_rate": 0.1}
     facts |= {"cohort": (0,), "stream": stream(0, "test")} | more
-    return SyncContext(model=model, vector=vector, **({"layout": layout_of(model)} | facts))
+    layout = facts.pop("layout", None) or layout_of(model)
+    return SyncContext(model=model, vector=vector, layout=layout, **facts)
 
 
 def tiny_server(model: nn.Module, vector: Tensor, **more: Any) -> ServerContext:

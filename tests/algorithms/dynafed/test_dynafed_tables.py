@@ -23,7 +23,7 @@ PRINTED = {1: 9, 2: 4, 3: 4, 4: 4, 5: 4, 6: 3}
 
 
 def config_of(cell: Cell) -> Config:
-    return load_config(cell.given)
+    return load_config(cell.config_tree)
 
 
 def synthesis_of(config: Config) -> TrajectoryDistillation:
