@@ -124,7 +124,8 @@ def test_a_store_that_comes_back_gets_all(
             assert main(list(command)) == 2  # it is not back yet
     if kind == "damaged":
         shutil.copy(empty_store, store)
-    assert not store.exists() or points(store) != whole
+    # One that was deleted is made anew at the run's end, if there is time.
+    assert kind == "deleted" or not store.exists() or points(store) != whole
     call = in_new_process if kind == "deleted" else in_this_process
     capsys.readouterr()
     code, out = call(command, capsys)

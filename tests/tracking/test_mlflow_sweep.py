@@ -164,6 +164,9 @@ def test_no_point_is_lost_or_doubled_when_two_drivers_die(make: Make, store: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(
+    480
+)  # the thread that sends rests between; 75 s alone, more where other tests keep the machine busy
 def test_sixty_trials_of_twenty_rounds_have_each_point_once(make: Make, store: Path, tmp_path: Path) -> None:
     interrupted_twice(make, store, tmp_path / "sweep", num_trials=60, rounds=20)
 
