@@ -59,7 +59,7 @@ Schema, which editors use to complete and check keys.
 - **Keys that exclude each other:** giving one (`training.cohort_size`) displaces the other's default
   (`training.cohort_fraction`); giving both is an error. So it is with `local_epochs` and `local_steps`.
 - **`null` beside a `profile`** (drift, availability, devices) is the profile's value. It stays `null` in a run's
-  `config.yaml`: filled in, it would win over the profile that `--set scenario.drift.profile=code` names in a
+  `config.yaml`: filled in, it would win over the profile that `--set scenario.drift.profile=program` names in a
   configuration made from that file. What it comes to is in the comments at the end of `config.yaml` and of `--dry-run`.
 - **YAML 1.2:** `1e-3` is a number; `no` and `on` are text; a key given twice is an error.
 - **An unknown key is an error** that names the nearest known one. So is a value of the wrong type: `"5"` is no number.

@@ -24,6 +24,7 @@ from .trajectory import (
     Matched,
     Params,
     SyntheticSet,
+    Target,
     cosine_distance,
     draw_batches,
     draw_segment,
@@ -58,8 +59,8 @@ class Synthesis(Checked):
         label_learning_rate: Adam's rate for the label logits (0.01).
         inner_rate: First value of the learned inner rate (0.04); the loss is a mean over the classes too.
         inner_rate_learning_rate: Adam's rate for the inner rate (1e-5); 0: it is not learned.
-        average_target: The target is the mean of 2 to horizon_rounds snapshots drawn with replacement; false: the
-            snapshot horizon_rounds ahead.
+        target: drawn: the mean of 2 to horizon_rounds snapshots drawn with replacement (the program); between: of the
+            snapshot horizon_rounds ahead and two before it (the paper); farthest: the snapshot horizon_rounds ahead.
         last_start: Latest snapshot to start from.
         synthesis_batch: Synthetic images per inner step; null: all of them.
         augment: Whether synthetic images are changed at random wherever they are trained on (true).
@@ -74,7 +75,7 @@ class Synthesis(Checked):
     label_learning_rate: Positive
     inner_rate: Positive
     inner_rate_learning_rate: NotNegative
-    average_target: bool = True
+    target: Target
     last_start: CountOrZero = 50
     synthesis_batch: Count | None = None
     augment: bool
@@ -239,7 +240,7 @@ class Synthesizer:
                 len(self._snapshots),
                 horizon=settings.horizon_rounds,
                 last_start=settings.last_start,
-                average=settings.average_target,
+                target=settings.target,
                 stream=stream.child("segment", attempt),
             )
             start = self._split(self._snapshots[first])

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from .augmentation import augment
 
 Params = tuple[Tensor, ...]
 Forward = Callable[[Params, Tensor], Tensor]  # params, inputs [B, ...] -> logits [B, C]
+Target = Literal["drawn", "between", "farthest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,24 +89,28 @@ def soft_cross_entropy(logits: Tensor, label_logits: Tensor) -> Tensor:
 
 
 def draw_segment(
-    num_snapshots: int, *, horizon: int, last_start: int, average: bool, stream: Stream
+    num_snapshots: int, *, horizon: int, last_start: int, target: Target, stream: Stream
 ) -> tuple[int, tuple[int, ...]]:
     """Return the snapshot to start from, and those whose mean is the target, within ``horizon`` rounds after it.
 
-    Source: the authors' program: the start is uniform, the target is the mean of 2 to ``horizon`` snapshots, drawn
-    with replacement from those after the start. The farthest one need not be among them.
+    Source: the authors' program (``drawn``): the start is uniform, the target is the mean of 2 to ``horizon``
+    snapshots, drawn with replacement from those after the start, the farthest not always among them. The paper
+    (``between``): the farthest "averaged with 2 checkpoints between", which are drawn without replacement here.
 
     Args:
         num_snapshots: Length of the trajectory, above ``horizon``.
         horizon: How far ahead the target may lie, in rounds, at least 1.
         last_start: Latest start, at least 0.
-        average: Otherwise the target is the snapshot ``horizon`` rounds ahead.
+        target: ``farthest``: the snapshot ``horizon`` rounds ahead alone.
         stream: Of the draws.
     """
     generator = stream.numpy()
     start = int(generator.integers(0, min(last_start, num_snapshots - 1 - horizon) + 1))
-    if not average:
+    if target == "farthest":
         return start, (start + horizon,)
+    if target == "between":
+        between = generator.choice(horizon - 1, size=min(2, horizon - 1), replace=False) if horizon > 1 else ()
+        return start, (*sorted(start + 1 + int(place) for place in between), start + horizon)
     count = int(generator.integers(min(2, horizon), horizon + 1))
     picks = generator.integers(start + 1, start + horizon + 1, size=count)
     return start, tuple(int(pick) for pick in picks)

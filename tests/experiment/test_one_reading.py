@@ -36,7 +36,7 @@ TINY = {
     "tracking": {"uri": "none"},
 }
 WORLD = {
-    "drift": {"kind": "cosine_rotation", "profile": "code"},
+    "drift": {"kind": "cosine_rotation", "profile": "program"},
     "availability": {"kind": "capability", "base": 0.7},
     "budgets": {"kind": "values", "clients": 100_000_000},
     "devices": {"profile": "phone-lte", "jitter": 0.4, "stragglers": {"kind": "deadline", "deadline_s": 1000}},
@@ -156,7 +156,7 @@ def test_another_profile_takes_its_own_values_also_in_a_configuration_made_from_
     run(given, out=tmp_path / "first")
     other = [
         "scenario.drift.profile=paper",
-        "scenario.availability.profile=code",
+        "scenario.availability.profile=program",
         "scenario.devices.profile=flash-tiers",
     ]
     derived = run(tmp_path / "first" / "config.yaml", overrides=other, out=tmp_path / "derived")
@@ -177,7 +177,7 @@ def test_a_run_keeps_every_parameter_of_every_component_and_repeats_from_them(tm
     found = kept["scenario"]
     assert found["drift"] == {
         "kind": "cosine_rotation",
-        "profile": "code",
+        "profile": "program",
         "rotation_speed": None,
         "class_shift": 0.5,
         "client_offset": 0.4,

@@ -49,9 +49,9 @@ def test_capabilities_follow_the_id_modulo_three() -> None:
     assert KINDS.mean() == pytest.approx(0.905)
 
 
-def test_code_profile_has_the_published_values_in_round_one() -> None:
+def test_program_profile_has_the_published_values_in_round_one() -> None:
     """.8 x 1.10497 x 1 x .99 = .87514 fast; .8 x .88398 x .99 = .70011 slow."""
-    fast, _, slow = chances(capability(profile="code"), 1)[:3]
+    fast, _, slow = chances(capability(profile="program"), 1)[:3]
     assert fast == pytest.approx(0.87514, abs=5e-6)
     assert slow == pytest.approx(0.70011, abs=5e-6)
 
@@ -79,7 +79,7 @@ def test_shifted_performance_is_capped_and_the_product_clipped() -> None:
     assert chances(capability(base=0.1), 1)[0] == 0.3
 
 
-@pytest.mark.parametrize("profile", ["default", "paper", "code"])
+@pytest.mark.parametrize("profile", ["default", "paper", "program"])
 def test_probabilities_stay_between_floor_and_ceiling(profile: str) -> None:
     for number in (1, 10, 50, 100):
         for accuracy in (0.0, 0.3, 1.0):
@@ -89,7 +89,7 @@ def test_probabilities_stay_between_floor_and_ceiling(profile: str) -> None:
 
 def test_decays_meet_where_the_sources_say() -> None:
     linear, halving = capability(), capability(decay="exponential")
-    per_round = capability(profile="code")
+    per_round = capability(profile="program")
     assert (linear.decay_factor(100), halving.decay_factor(100)) == (0.5, 0.5)
     gaps = [linear.decay_factor(r) - halving.decay_factor(r) for r in range(101)]
     assert max(gaps) == pytest.approx(0.043, abs=0.001) and min(gaps) >= 0
@@ -143,7 +143,7 @@ def test_everybody_is_there_without_an_availability() -> None:
 
 
 def test_explicit_parameters_beat_the_profile() -> None:
-    mixed = capability(profile="code", perf="mean", decay="linear", normalise=False)
+    mixed = capability(profile="program", perf="mean", decay="linear", normalise=False)
     assert mixed == capability(profile="paper")
 
 
@@ -153,7 +153,7 @@ def test_explicit_parameters_beat_the_profile() -> None:
         ({"kind": "capabilty"}, "did you mean 'capability'"),
         ({"kind": "capability", "bas": 0.5}, "did you mean 'base'"),
         ({"kind": "capability", "num_rounds": 5}, "unknown parameter"),
-        ({"kind": "capability", "profile": "codes"}, "did you mean 'code'"),
+        ({"kind": "capability", "profile": "programs"}, "did you mean 'program'"),
         ({"kind": "capability", "decay": "linea"}, "did you mean 'linear'"),
         ({"kind": "capability", "perf": "max"}, "perf: unknown value|perf must be"),
         ({"kind": "capability", "base": 1.2}, "base must be a number >= 0 and <= 1"),

@@ -137,8 +137,8 @@ def test_profiles_set_defaults_and_explicit_parameters_beat_them() -> None:
         )
 
     assert figures(rotation()) == figures(rotation(profile="paper")) == (2.0, 0.5, 0.4, 6, 8, "partition")
-    assert figures(rotation(profile="code")) == (0.15, 0.5, 0.4, 4, 6, "all")
-    assert figures(rotation(profile="code", rotation_speed=3, max_classes=5, pool="partition")) == (
+    assert figures(rotation(profile="program")) == (0.15, 0.5, 0.4, 4, 6, "all")
+    assert figures(rotation(profile="program", rotation_speed=3, max_classes=5, pool="partition")) == (
         3,
         0.5,
         0.4,
@@ -148,9 +148,11 @@ def test_profiles_set_defaults_and_explicit_parameters_beat_them() -> None:
     )
 
 
-@pytest.mark.parametrize(("num_classes", "paper", "code"), [(100, (60, 80), (40, 60)), (62, (37, 50), (25, 37))])
-def test_other_class_counts_keep_the_fraction(num_classes: int, paper: tuple[int, int], code: tuple[int, int]) -> None:
-    for profile, expected in (("paper", paper), ("code", code)):
+@pytest.mark.parametrize(("num_classes", "paper", "program"), [(100, (60, 80), (40, 60)), (62, (37, 50), (25, 37))])
+def test_other_class_counts_keep_the_fraction(
+    num_classes: int, paper: tuple[int, int], program: tuple[int, int]
+) -> None:
+    for profile, expected in (("paper", paper), ("program", program)):
         drift = rotation(num_classes=num_classes, profile=profile)
         assert (drift.min_classes, drift.max_classes) == expected
     tiny = rotation(num_classes=1)

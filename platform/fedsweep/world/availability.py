@@ -174,7 +174,7 @@ class ReplayAvailability(Availability):
 def capability(
     *,
     num_rounds: int,
-    profile: Literal["default", "paper", "code"] = "default",
+    profile: Literal["default", "paper", "program"] = "default",
     base: Share = 0.8,
     floor: Share = 0.3,
     ceiling: Share = 0.95,
@@ -187,8 +187,8 @@ def capability(
 
     Args:
         num_rounds: Rounds that the run is planned for.
-        profile: ``default``: linear, shifted, not normalised; ``paper``: linear, mean, not normalised; ``code``, the
-            authors' program: per_round, shifted, normalised.
+        profile: ``default``: linear, shifted, not normalised; ``paper``, as printed: linear, mean, not normalised;
+            ``program``, the authors': per_round, shifted, normalised.
         base: p0, 0..1.
         floor: Smallest probability.
         ceiling: Largest probability.
@@ -201,7 +201,7 @@ def capability(
     profiles: dict[str, tuple[Decay, Performance, bool]] = {
         "default": ("linear", "shifted", False),
         "paper": ("linear", "mean", False),
-        "code": ("per_round", "shifted", True),
+        "program": ("per_round", "shifted", True),
     }
     own_decay, own_perf, own_normalise = profiles[profile]
     return CapabilityAvailability(

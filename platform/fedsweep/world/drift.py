@@ -144,7 +144,7 @@ def cosine_rotation(
     *,
     num_classes: int,
     num_rounds: int,
-    profile: Literal["paper", "code"] = "paper",
+    profile: Literal["paper", "program"] = "paper",
     rotation_speed: NotNegative | None = None,
     class_shift: float = 0.5,
     client_offset: float = 0.4,
@@ -158,8 +158,9 @@ def cosine_rotation(
     Args:
         num_classes: Classes of the data set.
         num_rounds: Rounds that the run is planned for.
-        profile: ``paper``: 2 cycles, 6 to 8 of 10 classes, from the client's own samples; ``code``, the authors'
-            program: 0.15 cycles, 4 to 6 of 10 classes, from the whole training set. Other data sets keep the fraction.
+        profile: ``paper``: 2 cycles, 6 to 8 of 10 classes, from the client's own samples; ``program``, the
+            authors': 0.15 cycles, 4 to 6 of 10 classes, from the whole training set. Other data sets keep the
+            fraction.
         rotation_speed: Full cycles in the run, >= 0; null: the profile's.
         class_shift: Phase between neighbouring classes, radians.
         client_offset: Phase between neighbouring clients, radians.
@@ -168,7 +169,10 @@ def cosine_rotation(
         pool: What the class set filters, the client's own samples or the whole training set; null: the profile's.
         frozen: The class set of round 1 in all rounds (ablation).
     """
-    profiles: dict[str, tuple[float, int, int, Pool]] = {"paper": (2.0, 6, 8, "partition"), "code": (0.15, 4, 6, "all")}
+    profiles: dict[str, tuple[float, int, int, Pool]] = {
+        "paper": (2.0, 6, 8, "partition"),
+        "program": (0.15, 4, 6, "all"),
+    }
     speed, fewest, most, source = profiles[profile]
     return CosineRotation(
         num_classes=num_classes,

@@ -17,26 +17,38 @@ PRESETS = [preset.name for preset in _FOUND if not has_table(preset.path)]
 
 
 def test_profiles_are_the_columns_of_the_specification() -> None:
-    paper, authors = distillation(dynafed()), distillation(dynafed(profile="authors"))
-    assert (paper.snapshots, paper.synthesis.horizon_rounds, paper.synthesis.iterations) == (21, 5, 1000)
-    assert (authors.snapshots, authors.synthesis.horizon_rounds, authors.synthesis.iterations) == (25, 3, 3000)
-    for component in (paper, authors):
+    default, program = distillation(dynafed()), distillation(dynafed(profile="program"))
+    assert (default.snapshots, default.synthesis.horizon_rounds, default.synthesis.iterations) == (21, 5, 1000)
+    assert (program.snapshots, program.synthesis.horizon_rounds, program.synthesis.iterations) == (25, 3, 3000)
+    for component in (default, program):
         synthesis = component.synthesis
         assert (synthesis.inner_steps, component.images_per_class, synthesis.augment) == (20, 15, True)
         assert (synthesis.image_learning_rate, synthesis.label_learning_rate) == (0.05, 0.01)
         assert (synthesis.inner_rate, synthesis.inner_rate_learning_rate) == (0.04, 1e-5)
         assert (component.finetune_epochs, component.finetune_learning_rate) == (20, 1e-4)
-        assert (synthesis.average_target, synthesis.last_start, synthesis.synthesis_batch) == (True, 50, None)
+        assert (synthesis.target, synthesis.last_start, synthesis.synthesis_batch) == ("drawn", 50, None)
         assert component.finetune_batch == 256
     assert dynafed().weighting == Uniform()
     assert dynafed(weights="size").weighting == BySamples()
 
 
+def test_the_profile_called_paper_has_what_is_printed() -> None:
+    default, paper = distillation(dynafed()), distillation(dynafed(profile="paper"))
+    printed = {
+        "label_learning_rate": 0.05,
+        "inner_rate": 1e-5,
+        "inner_rate_learning_rate": 0.0,
+        "target": "between",
+        "augment": False,
+    }
+    assert paper == replace(default, synthesis=replace(default.synthesis, **printed))
+
+
 @pytest.mark.parametrize("name", sorted(PROFILES["paper"]))
 def test_explicit_parameter_beats_its_profile(name: str) -> None:
-    values = {"augment": False, "snapshots": 30, "horizon_rounds": 7, "inner_rate": 0.5}
+    values = {"augment": False, "snapshots": 30, "horizon_rounds": 7, "inner_rate": 0.5, "target": "farthest"}
     value = values.get(name, 11 if isinstance(PROFILES["paper"][name], int) else 0.125)
-    for profile in ("paper", "authors"):
+    for profile in PROFILES:
         component = distillation(build_method({"name": "dynafed", "profile": profile, name: value}))
         owner = component if hasattr(component, name) else component.synthesis
         assert getattr(owner, name) == value
@@ -45,8 +57,8 @@ def test_explicit_parameter_beats_its_profile(name: str) -> None:
 
 
 def test_configuration_knows_its_parameters() -> None:
-    spec = bind_spec("method", {"name": "dynafed", "profile": "authors", "weights": "size"}).spec()
-    assert spec["profile"] == "authors"
+    spec = bind_spec("method", {"name": "dynafed", "profile": "program", "weights": "size"}).spec()
+    assert spec["profile"] == "program"
     assert spec["snapshots"] is None
     for name in ("horizon_rounds", "inner_steps", "iterations", "images_per_class", "augment", "finetune_epochs"):
         assert name in spec

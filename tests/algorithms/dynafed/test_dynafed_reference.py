@@ -86,7 +86,7 @@ def plain_synthesis(
     objectives = []
     for number in range(1, iterations + 1):
         draws = STREAM.child("iteration", number).child("segment", 0)
-        start, picks = draw_segment(len(walk), horizon=HORIZON, last_start=50, average=True, stream=draws)
+        start, picks = draw_segment(len(walk), horizon=HORIZON, last_start=50, target="drawn", stream=draws)
         target = sum(walk[pick] for pick in picks) / len(picks)
         variables = [part.clone().requires_grad_() for part in (x, y, rate)]
         theta = walk[start].clone().requires_grad_()

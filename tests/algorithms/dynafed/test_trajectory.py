@@ -177,7 +177,7 @@ def test_quadratic_clients_are_imitated_where_rate_times_steps_agree(rate: float
 def test_segments_of_eight_snapshots_with_horizon_three() -> None:
     """Starts 0..4, targets of 2 or 3 snapshots out of the three after the start, repetitions among them."""
     segments = [
-        draw_segment(8, horizon=3, last_start=50, average=True, stream=STREAM.child(number)) for number in range(600)
+        draw_segment(8, horizon=3, last_start=50, target="drawn", stream=STREAM.child(number)) for number in range(600)
     ]
     assert {start for start, _ in segments} == {0, 1, 2, 3, 4}
     assert {len(picks) for _, picks in segments} == {2, 3}
@@ -191,10 +191,23 @@ def test_segments_of_eight_snapshots_with_horizon_three() -> None:
 
 def test_latest_start_and_plain_targets() -> None:
     segments = [
-        draw_segment(30, horizon=4, last_start=2, average=False, stream=STREAM.child(number)) for number in range(60)
+        draw_segment(30, horizon=4, last_start=2, target="farthest", stream=STREAM.child(number))
+        for number in range(60)
     ]
     assert {start for start, _ in segments} == {0, 1, 2}
     assert all(picks == (start + 4,) for start, picks in segments)
+
+
+def test_the_papers_target_is_the_farthest_with_two_between() -> None:
+    segments = [
+        draw_segment(21, horizon=5, last_start=50, target="between", stream=STREAM.child(number))
+        for number in range(200)
+    ]
+    assert all(picks[-1] == start + 5 and len(set(picks)) == 3 for start, picks in segments)
+    assert {pick - start for start, picks in segments for pick in picks[:-1]} == {1, 2, 3, 4}
+    for horizon in (1, 2):
+        start, picks = draw_segment(21, horizon=horizon, last_start=50, target="between", stream=STREAM)
+        assert picks == tuple(range(start + 1, start + horizon + 1))
 
 
 def test_batches_go_through_all_images_before_one_comes_again() -> None:
