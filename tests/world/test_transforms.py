@@ -108,12 +108,13 @@ def test_float64_goes_through_augmentation() -> None:
         assert (result - rounded).abs().max() < 1e-4
 
 
-def test_dynamicfl_crops_are_windows_of_the_reflected_image_or_its_mirror() -> None:
+@pytest.mark.parametrize(("black", "mode"), [(False, "reflect"), (True, "constant")])
+def test_crops_are_windows_of_the_widened_image_or_its_mirror(black: bool, mode: str) -> None:
     """Every output is one of 2 x 9 x 9 windows of the padded image; over many draws all shifts and flips occur."""
     raw = images(side=12, count=1)
-    transform = FlipCrop(normalize=Normalize(scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3))
-    padded = torch.nn.functional.pad(raw.float(), (4, 4, 4, 4), mode="reflect")
-    flipped = torch.nn.functional.pad(raw.float().flip(-1), (4, 4, 4, 4), mode="reflect")
+    transform = FlipCrop(normalize=Normalize(scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3), black=black)
+    padded = torch.nn.functional.pad(raw.float(), (4, 4, 4, 4), mode=mode)
+    flipped = torch.nn.functional.pad(raw.float().flip(-1), (4, 4, 4, 4), mode=mode)
     windows = {}
     for flip, source in enumerate((padded, flipped)):
         for top in range(9):
@@ -141,6 +142,43 @@ def test_dynamicfl_constants(
     transform = build_transform("dynamicfl", dataset(name, channels))
     normalize: Any = getattr(transform, "normalize", transform)
     assert (normalize.mean, normalize.std, transform.random) == (mean, std, random)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "transform"),
+    [
+        ("cifar10", 3, FlipCrop(normalize=Normalize(scale=255.0, mean=(0.0,) * 3, std=(1.0,) * 3))),
+        (
+            "cifar100",
+            3,
+            FlipCrop(
+                normalize=Normalize(scale=255.0, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
+                black=True,
+                max_degrees=15.0,
+            ),
+        ),
+        ("tiny_imagenet", 3, Normalize(scale=255.0, mean=(0.5,) * 3, std=(0.5,) * 3)),
+        ("svhn", 3, Normalize(scale=255.0, mean=(0.0,) * 3, std=(1.0,) * 3)),
+        ("own", 1, Normalize(scale=255.0, mean=(0.0,), std=(1.0,))),
+    ],
+)
+def test_niid_bench_prepares_each_data_set_as_its_program_does(name: str, channels: int, transform: Transform) -> None:
+    assert build_transform("niid_bench", dataset(name, channels)) == transform
+
+
+def test_a_turn_after_the_crop_keeps_the_centre_and_blackens_corners() -> None:
+    """Corners go black where a white image is turned far enough, its centre never; small turns move little."""
+    white = torch.full((200, 1, 15, 15), 255, dtype=torch.uint8)
+    turned = FlipCrop(normalize=PLAIN, padding=0, max_degrees=45.0)(white, generator=generator(), train=True)
+    assert (turned[:, 0, 7, 7] == 255).all()
+    assert 0.2 < (turned[:, 0, 0, 0] == 0).float().mean() < 1
+    assert set(turned.unique().tolist()) == {0.0, 255.0}
+    column = torch.zeros(300, 1, 15, 15)
+    column[:, :, :, 7] = 1.0
+    leaning = FlipCrop(normalize=PLAIN, padding=0, max_degrees=15.0)(column, generator=generator(), train=True)
+    offsets = (leaning[:, 0, 0].argmax(dim=-1) - 7).tolist()
+    # tan(15 degrees) times seven rows is 1.9 columns, either way.
+    assert min(offsets) == -2 and max(offsets) == 2
 
 
 def test_dynafed_normalises_with_its_authors_constants() -> None:

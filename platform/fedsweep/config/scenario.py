@@ -68,7 +68,8 @@ class Scenario(Section):
     )
     download: bool = Field(default=True, description="false: never touch the network.")
     transform: Text = Field(
-        default="normalize", description="normalize, dynamicfl, fedstg, or package.module:callable."
+        default="normalize",
+        description="normalize, dynamicfl, dynafed, fedstg, niid_bench, or package.module:callable.",
     )
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None, description="Resize to N x N; null: as the data set is."

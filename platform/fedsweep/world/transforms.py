@@ -72,19 +72,24 @@ class Normalize(Transform):
 
 @dataclass(frozen=True, kw_only=True)
 class FlipCrop(Transform):
-    """For training: a random horizontal flip, then a random crop after reflecting the border; then normalisation.
+    """For training: a random horizontal flip, a random crop of the widened image, maybe a turn; then normalisation.
 
-    Source: DynamicFL, section 8 (CIFAR-10 and CIFAR-100: padding 4).
+    Sources: DynamicFL, section 8 (CIFAR-10 and CIFAR-100: reflected by 4); NIID-Bench (Li et al., ICDE 2022), whose
+    program reflects CIFAR-10 by 4 and widens CIFAR-100 by 4 black pixels before turning it by up to 15 degrees.
 
     Attributes:
         normalize: What follows, and all that is done for testing.
-        padding: Pixels by which the border is reflected, >= 0 and smaller than the image. The crop has the image's
-            size.
+        padding: Pixels by which the image is widened on each side, >= 0 and smaller than the image. The crop has the
+            image's size.
+        black: Whether what lies outside of the image is black; else the image is mirrored at its border.
+        max_degrees: Largest turn either way, >= 0, after the crop; the nearest pixel is taken, outside is black.
     """
 
     random: bool = field(default=True, init=False)
     normalize: Normalize
     padding: int = 4
+    black: bool = False
+    max_degrees: float = 0.0
 
     def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
         if train:
@@ -96,16 +101,23 @@ class FlipCrop(Transform):
         batch, channels, height, width = images.shape
         shifts = torch.randint(0, 2 * self.padding + 1, (2, batch, 1), generator=generator) - self.padding
         flipped = torch.rand(batch, 1, generator=generator) < 0.5
-        rows = _reflected(torch.arange(height) + shifts[0], height)
-        columns = _reflected(torch.arange(width) + shifts[1], width)
+        rows = torch.arange(height) + shifts[0]
+        columns = torch.arange(width) + shifts[1]
         columns = torch.where(flipped, width - 1 - columns, columns)
         device = images.device
-        return images[
+        cropped = images[
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(channels, device=device)[None, :, None, None],
-            rows.to(device)[:, None, :, None],
-            columns.to(device)[:, None, None, :],
+            _reflected(rows, height).to(device)[:, None, :, None],
+            _reflected(columns, width).to(device)[:, None, None, :],
         ]
+        if self.black:
+            inside = _within(rows, height)[:, None, :, None] & _within(columns, width)[:, None, None, :]
+            cropped = cropped * inside.to(device)
+        if self.max_degrees:
+            turns = 2 * torch.rand(batch, generator=generator) - 1
+            cropped = _rotated(cropped.to(self.dtype), (turns * math.radians(self.max_degrees)).to(device, self.dtype))
+        return cropped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +184,10 @@ def _reflected(positions: Tensor, size: int) -> Tensor:
     """Mirror positions outside ``0 .. size - 1`` at the border pixel, which is not repeated."""
     positions = positions.abs()
     return size - 1 - (size - 1 - positions).abs()
+
+
+def _within(positions: Tensor, size: int) -> Tensor:
+    return (positions >= 0) & (positions < size)
 
 
 def _rotated(pixels: Tensor, angles: Tensor) -> Tensor:
@@ -256,6 +272,10 @@ _DYNAFED_CONSTANTS = {
     "fashion_mnist": ((0.1307,), (0.3081,)),
     "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
 }
+_NIID_BENCH_CONSTANTS = {
+    "cifar100": _DYNAMICFL_CONSTANTS["cifar100"],
+    "tiny_imagenet": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
 
 
 def _dynamicfl(dataset: Dataset) -> Transform:
@@ -275,9 +295,20 @@ def _fedstg(dataset: Dataset) -> Transform:
     return FlipRotateJitterCrop(normalize=Normalize(scale=dataset.scale, mean=halves, std=halves))
 
 
+def _niid_bench(dataset: Dataset) -> Transform:
+    """NIID-Bench's program: CIFAR flipped and cropped, CIFAR-100 turned too; pixels 0..1 unless it has more."""
+    none = ((0.0,) * dataset.num_channels, (1.0,) * dataset.num_channels)
+    mean, std = _NIID_BENCH_CONSTANTS.get(dataset.name, none)
+    normalize = Normalize(scale=dataset.scale, mean=mean, std=std)
+    if dataset.name == "cifar10":
+        return FlipCrop(normalize=normalize)
+    return FlipCrop(normalize=normalize, black=True, max_degrees=15.0) if dataset.name == "cifar100" else normalize
+
+
 TRANSFORMS: dict[str, Callable[[Dataset], Transform]] = {
     "normalize": _own_normalize,
     "dynamicfl": _dynamicfl,
     "dynafed": _dynafed,
     "fedstg": _fedstg,
+    "niid_bench": _niid_bench,
 }
