@@ -120,3 +120,11 @@ def test_a_search_whose_driver_is_killed_proposes_only_what_is_left(
     assert {RunFolder(run).read_result()["status"] for run in runs} == {"finished"}
     found = points(tmp_path)
     assert len(found) == len(set(found)) == 40
+    process = start(tmp_path / "search.yaml", "--out", tmp_path / "unbroken", "--set", "tracking.uri=none")
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    hashes = [
+        {run.name: RunFolder(run).read_result()["model_sha256"] for run in find_runs(at)}
+        for at in (folder, tmp_path / "unbroken")
+    ]
+    assert hashes[0] == hashes[1]

@@ -87,6 +87,7 @@ class Sweep(Section):
         default="round", description="What a scheduler rations."
     )
     search: Literal["random", "optuna"] | None = Field(default=None, description="How values are proposed.")
+    seeds: Count = Field(default=5, description="A search: the most seeds of a setting, from the key seed upwards.")
     max_concurrent: Auto | Count = Field(default="auto", description="Trials at a time.")
 
     @model_validator(mode="after")

@@ -70,10 +70,10 @@ def plans_with_budgets(config: Config) -> bool:
     return type(build_method(config).pacing).costs is not Pacing.costs
 
 
-def notes(trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
+def notes(trials: Sequence[Trial], configs: Sequence[Config], *, knows_seeds: bool = True) -> list[str]:
     """Return notes for a reader of the comparison; none where trials differ in method and seed alone.
 
-    The trials' resolved configurations are in the same order.
+    The trials' resolved configurations are in the same order. Where a search will give them seeds, these are not known.
     """
     trees = [config.tree() for config in configs]
     planning = [tree for tree, config in zip(trees, configs, strict=True) if plans_with_budgets(config)]
@@ -90,8 +90,7 @@ def notes(trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
             f"trials differ in {_listed(changed)}: partition and initial model are shared, but a difference may come"
             " from these keys as well as from the method"
         )
-    sentences.extend(_seed_notes(trials))
-    return sentences
+    return sentences + (_seed_notes(trials) if knows_seeds else [])
 
 
 def _seed_notes(trials: Sequence[Trial]) -> list[str]:

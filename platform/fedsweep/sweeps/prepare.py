@@ -79,13 +79,19 @@ def prepare(
             check_code(folder, entries)
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets, full = _check_trials(config, samples)
+    knows_seeds = config.sweep.search != "optuna"
+    told = (
+        []
+        if trials is not None
+        else notes([e.trial for e in samples], [e.config for e in samples], knows_seeds=knows_seeds)
+    )
     return PreparedSweep(
         config=config,
         folder=folder,
         plan=plan,
         entries=entries,
         datasets=datasets,
-        notes=notes([e.trial for e in samples], [e.config for e in samples]) if trials is None else [],
+        notes=told,
         full=full,
         uri=uri,
         samples=samples,

@@ -15,6 +15,7 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.runs.sources import Sources
 from fedsweep.sweeps.resources import Share
+from fedsweep.sweeps.search import Outcome, Search, read_outcome
 from fedsweep.sweeps.space import Trial
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
@@ -101,8 +102,21 @@ class PreparedSweep:
 
     @property
     def is_done(self) -> bool:
-        """True where nothing is left to run."""
-        return bool(self.entries) and len(self.entries) >= self.total and not self.unfinished
+        """True where nothing is left to run: no trial, nor one that a search would still propose."""
+        if not self.entries or self.unfinished:
+            return False
+        return len(self.entries) >= self.total or self._has_settled
+
+    @property
+    def _has_settled(self) -> bool:
+        trials = [entry.trial for entry in self.entries]
+        is_search = self.config.sweep.search == "optuna"
+        return is_search and Search(self.config).next_values(trials, self.outcomes()) is None
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """Return what the trials came to that have ended, by their numbers."""
+        read = {e.trial.number: read_outcome(self.folder.trial_path(e.trial), self.metrics) for e in self.entries}
+        return {number: outcome for number, outcome in read.items() if outcome is not None}
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

@@ -103,5 +103,13 @@ def largest(shares: Sequence[Share]) -> Share:
     return max(shares, key=lambda share: sum(bundle.get("CPU", 0.0) for bundle in share.bundles))
 
 
+def room_for(nodes: Sequence[dict[str, Any]], share: Share) -> int:
+    """Count the trials of this share that an empty cluster can play at a time, at least one."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    wanted = {kind: sum(bundle.get(kind, 0.0) for bundle in share.bundles) for kind in ("CPU", "GPU")}
+    fits = [int(sum(node.get(kind, 0.0) for node in alive) / amount) for kind, amount in wanted.items() if amount]
+    return max(1, min(fits, default=1))
+
+
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
     return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
-from fedsweep.errors import ResourceError
-from fedsweep.streams import stream
-from fedsweep.sweeps.space import TRIAL, canonical, space_keys
+from fedsweep.sweeps.search import Outcome, Search, read_outcome
+from fedsweep.sweeps.space import TRIAL, space_keys
 from fedsweep.sweeps.tune_callback import KeptHere
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.config.sweep import SpaceEntry
+    from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
 
 RESOURCE = "resource"
 # Successive halving by thirds: the first rung is at 1/27 of a whole trial.
 _REDUCTION, _RUNGS = 3, 3
 _MEDIAN_GRACE = 0.1
 _PBT_INTERVALS = 10
-STUDY_FILE = "optuna.log"
 
 
 def make_scheduler(config: Config, *, full: float) -> TrialScheduler | None:
@@ -58,95 +55,73 @@ def make_scheduler(config: Config, *, full: float) -> TrialScheduler | None:
 
 
 def _domain(entry: SpaceEntry) -> Any:
-    if entry.kind == "choice":
-        # Text, since a search's categories may be no mappings.
-        return tune.choice([canonical(value) for value in entry.values])
     makers: dict[str, Any] = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
     return makers[entry.kind](*entry.values)
-
-
-def decoded(config: Config, proposed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return proposed values as configuration values."""
-    space = config.sweep.space
-    return {
-        key: json.loads(proposed[key]) if space[key].kind == "choice" else proposed[key] for key in space_keys(config)
-    }
-
-
-def make_optuna(config: Config, folder: Path) -> Searcher:
-    """Return Optuna's search, with a study that lasts in a file of the sweep's folder; see :func:`check_optuna`."""
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-    from ray.tune.search.optuna import OptunaSearch
-
-    sweep = config.sweep
-    space = OptunaSearch.convert_search_space({key: _domain(sweep.space[key]) for key in space_keys(config)})
-    return OptunaSearch(
-        space=space,
-        metric=sweep.metric,
-        mode=[*sweep.mode] if isinstance(sweep.mode, list) else sweep.mode,
-        seed=stream(config.seed, "search").seed(32),
-        storage=JournalStorage(JournalFileBackend(str(folder / STUDY_FILE))),
-        study_name="fedsweep",
-    )
-
-
-def check_optuna() -> None:
-    """Make sure that Optuna is there.
-
-    Raises:
-        ResourceError: It is not.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise ResourceError(
-            f"sweep.search=optuna needs an extra: pip install 'fedsweep[optuna]' ({error}); or use sweep.search=random"
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class ProposedTrials(KeptHere, Searcher):
     """Gives a search's proposals the form of trials; first come trials of before that are to go on.
 
+    Trial k is chosen from what the trials up to k - ``at_once`` came to, whichever others have ended by then: so a
+    search ends with the same trials whoever was faster, and after a kill.
+
     Args:
         search: The search.
-        make: Makes a trial of proposed values, notes it down, and gives what its process gets.
-        leftover: What processes get of the trials that are to go on.
+        prepared: Its sweep; proposed trials are added to it.
+        make: Makes a trial of values, notes it down, and gives it.
+        at_once: How many trials there is room for.
     """
 
     def __init__(
-        self,
-        search: Searcher,
-        make: Callable[[Mapping[str, Any]], dict[str, Any]],
-        leftover: list[dict[str, Any]],
+        self, search: Search, prepared: PreparedSweep, make: Callable[[Mapping[str, Any]], PreparedTrial], at_once: int
     ) -> None:
-        super().__init__(metric=search.metric, mode=search.mode)
-        self._search, self._make, self._leftover = search, make, list(leftover)
-        self._own: set[str] = set()
+        super().__init__()
+        self._search, self._prepared, self._make, self._at_once = search, prepared, make, at_once
+        self._outcomes = prepared.outcomes()
+        self._leftover = prepared.unfinished
+        self._ended = {entry.trial.number for entry in prepared.entries if entry not in self._leftover}
+        self._own: dict[str, PreparedTrial] = {}
+        self._write_study()
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Return the next trial."""
+    def suggest(self, trial_id: str) -> Any:
+        """Return the next trial; None as long as those are under way that it depends on."""
         if self._leftover:
-            self._own.add(trial_id)
-            return {TRIAL: self._leftover.pop(0)}
-        proposed = self._search.suggest(trial_id)
-        if not isinstance(proposed, dict):
-            return proposed
-        return {TRIAL: self._make(proposed)}
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Take note of each round."""
-        if trial_id not in self._own:
-            self._search.on_trial_result(trial_id, result)
+            return self._begin(trial_id, self._leftover.pop(0))
+        trials = [entry.trial for entry in self._prepared.entries]
+        visible = [trial.number for trial in trials[: len(trials) + 1 - self._at_once]]
+        if len(trials) >= self._prepared.total:
+            return Searcher.FINISHED
+        if not self._ended.issuperset(visible):
+            return None
+        seen = {number: self._outcomes[number] for number in visible if number in self._outcomes}
+        values = self._search.next_values(trials, seen)
+        if values is not None:
+            return self._begin(trial_id, self._make(values))
+        # What is under way may yet raise a doubt.
+        return Searcher.FINISHED if len(self._ended) == len(trials) else None
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Take note of each end."""
-        if trial_id not in self._own:
-            self._search.on_trial_complete(trial_id, result=result, error=error)
+        trial, metrics = self._own[trial_id].trial, self._prepared.metrics
+        outcome = Outcome(values=None) if error else read_outcome(self._prepared.folder.trial_path(trial), metrics)
+        # A trial that the scheduler ends writes its result only after this.
+        self._outcomes[trial.number] = outcome or Outcome.of(result or {}, metrics, is_whole=False)
+        self._ended.add(trial.number)
+        self._write_study()
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Do nothing: a search goes by ends."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing: the study lasts by itself, and Tune's own state is never read back."""
+        """Do nothing: the trials are in the sweep's plan, and Tune's own state is never read back."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Do nothing; see :meth:`save`."""
+
+    def _begin(self, trial_id: str, entry: PreparedTrial) -> dict[str, Any]:
+        self._own[trial_id] = entry
+        return {TRIAL: self._prepared.describe(entry)}
+
+    def _write_study(self) -> None:
+        trials = [entry.trial for entry in self._prepared.entries]
+        self._search.write_study(self._prepared.folder.path, trials, self._outcomes)

@@ -135,6 +135,11 @@ def check_space(config: Config) -> None:
             f"sweep.search=optuna draws values, so it goes with no grid, but sweep.space.{gridded[0]} is one; make it a"
             " choice, or leave sweep.search out"
         )
+    if sweep.search == "optuna" and SEED in kinds:
+        raise ConfigError(
+            "sweep.search=optuna gives settings seeds itself, as many as a doubt asks for, so it goes with no"
+            " sweep.space.seed; leave it out and set sweep.seeds, the most of a setting"
+        )
     if sweep.samples > 1 and set(kinds.values()) <= {"grid"}:
         raise ConfigError(
             f"sweep.samples={sweep.samples} would run each trial of the grid {sweep.samples} times with the same"

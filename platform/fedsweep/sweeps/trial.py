@@ -263,6 +263,12 @@ class TuneReport:
         }
         return self.figures()
 
+    def metric_values(self) -> dict[str, float]:
+        """Return the metrics' last values by name, NaN where there is none."""
+        figures = self.figures()
+        own = {f"{EXTRA}/{name}": value for name, value in figures[EXTRA].items()}
+        return {metric: (figures | own)[metric] for metric in self._metrics}
+
     def figures(self) -> dict[str, Any]:
         """Return the last round's report.
 

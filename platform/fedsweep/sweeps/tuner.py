@@ -23,7 +23,8 @@ from fedsweep.runs.run_folder import CONFIG, PLAN
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepare import make_entry
 from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
-from fedsweep.sweeps.resources import check_shares, largest
+from fedsweep.sweeps.resources import check_shares, largest, room_for
+from fedsweep.sweeps.search import Search, check_optuna
 from fedsweep.sweeps.space import TRIAL, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import SUMMARY, TABLE, TUNE
@@ -79,8 +80,6 @@ def run_sweep(
         os.environ.setdefault(name, value)
     tracker = _make_tracker(prepared)
     if config.sweep.search == "optuna":
-        from fedsweep.sweeps.schedulers import check_optuna
-
         check_optuna()
     store = 2**29 + 3 * sum(d.train_images.nbytes + d.test_images.nbytes for d in prepared.datasets.values())
     needs = replace(largest(shares).needs, store_bytes=store)
@@ -217,22 +216,26 @@ def _tune_config(prepared: PreparedSweep, search: Any, count: int) -> Any:
 
 def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
     """Make the search; return with it how many trials it still has to propose or finish."""
-    from fedsweep.sweeps.schedulers import ProposedTrials, decoded, make_optuna
+    import ray
+
+    from fedsweep.sweeps.schedulers import ProposedTrials
 
     config = prepared.config
 
-    def make(proposed: Mapping[str, Any]) -> dict[str, Any]:
-        trial = make_trial(config, len(prepared.entries) + 1, decoded(config, proposed))
+    def make(values: Mapping[str, Any]) -> PreparedTrial:
+        trial = make_trial(config, len(prepared.entries) + 1, values)
         entry = make_entry(config, trial, uri=prepared.uri)
         prepared.entries.append(entry)
         prepared.plan = replace(prepared.plan, trials=(*prepared.plan.trials, trial))
         prepared.folder.write_plan(prepared.plan)
         _announce(prepared, entry, watcher=watcher, progress=progress)
-        return prepared.describe(entry)
+        return entry
 
-    leftover = [prepared.describe(entry) for entry in prepared.unfinished]
-    fresh = max(0, config.sweep.samples - len(prepared.entries))
-    return ProposedTrials(make_optuna(config, prepared.folder.path), make, leftover), fresh + len(leftover)
+    count = len(prepared.unfinished) + max(0, config.sweep.samples - len(prepared.entries))
+    at_once = config.sweep.max_concurrent
+    if at_once == "auto":
+        at_once = room_for(ray.nodes(), largest([entry.share for entry in prepared.samples]))
+    return ProposedTrials(Search(config), prepared, make, at_once), count
 
 
 def _make_stopper(interrupted: threading.Event) -> Any:

@@ -1,0 +1,221 @@
+"""What a search tries next, computed from what it has tried: nothing but the trials themselves is remembered.
+
+So a search that was killed goes on to the trials that it would have come to unbroken.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.errors import ResourceError
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.streams import stream
+from fedsweep.sweeps.rungs import TriedSetting, most_doubtful, told_means
+from fedsweep.sweeps.space import SEED, Trial, canonical, space_keys
+from fedsweep.sweeps.trial import BY_SCHEDULER, TuneReport
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.config.sweep import SpaceEntry
+
+STUDY_FILE = "optuna.log"
+_STUDY = "fedsweep"
+# So many settings are tried before any gets a second seed, and from then on two for each further seed.
+_FIRST_SETTINGS = 4
+_SETTINGS_PER_SEED = 2
+# So often a search may propose what it knows before it is taken to know no more.
+_PROPOSALS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a trial came to.
+
+    Attributes:
+        values: The sweep's metrics; None where it failed, or where one is no number.
+        is_whole: False where the scheduler ended it.
+    """
+
+    values: tuple[float, ...] | None
+    is_whole: bool = True
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Any], metrics: Iterable[str], *, is_whole: bool) -> Outcome:
+        """Return the outcome of a trial with these figures of its last round."""
+        values = tuple(float(figures.get(metric, math.nan)) for metric in metrics)
+        return cls(values=values if all(map(math.isfinite, values)) else None, is_whole=is_whole)
+
+
+def read_outcome(folder: Path, metrics: tuple[str, ...]) -> Outcome | None:
+    """Read what the run in a folder came to; None where it has not ended."""
+    run = RunFolder(folder)
+    result = run.read_result() if run.has_result() else {}
+    if result.get("status") != "finished":
+        return None
+    report = TuneReport(metrics=metrics, resource="round")
+    for record in run.read_rounds():
+        report.add(record)
+    return Outcome.of(report.metric_values(), metrics, is_whole=result["stopped_by"] != BY_SCHEDULER)
+
+
+class Search:
+    """A search by Optuna whose memory is its list of trials.
+
+    Args:
+        config: The sweep's configuration.
+
+    Raises:
+        ResourceError: Optuna is not there.
+    """
+
+    def __init__(self, config: Config) -> None:
+        check_optuna()
+        sweep = config.sweep
+        modes = [sweep.mode] if isinstance(sweep.mode, str) else sweep.mode
+        self._config, self._signs = config, tuple(1.0 if mode == "max" else -1.0 for mode in modes)
+
+    def next_values(self, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> dict[str, Any] | None:
+        """Return what the next trial sets, its seed included; None where nothing is left that could tell more.
+
+        Args:
+            trials: All of before, in their order.
+            outcomes: What trials came to, by their numbers; of those that are under way there is none.
+        """
+        tried = self._tried(trials, outcomes)
+        num_repeats = len(trials) - len(tried)
+        doubtful = most_doubtful(list(tried.values()), most_seeds=self._config.sweep.seeds)
+        is_seed_due = num_repeats * _SETTINGS_PER_SEED < len(tried) - _FIRST_SETTINGS
+        proposed = None
+        if not (doubtful and is_seed_due) and len(tried) < self._num_settings():
+            proposed = self._propose(tried, number=len(trials))
+        if proposed is not None:
+            return {**proposed, SEED: self._config.seed}
+        return None if doubtful is None else {**doubtful.values, SEED: self._config.seed + len(doubtful.seeds)}
+
+    def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
+        """Write what trials came to into the sweep's folder, where Optuna's dashboard reads it; each once."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        backend = JournalFileBackend(str(folder / STUDY_FILE))
+        study = optuna.create_study(
+            study_name=_STUDY,
+            storage=optuna.storages.JournalStorage(backend),
+            directions=self._directions,
+            load_if_exists=True,
+        )
+        there = {trial.user_attrs.get("folder") for trial in study.get_trials(deepcopy=False)}
+        for trial in trials:
+            outcome = outcomes.get(trial.number)
+            if outcome is not None and trial.folder not in there:
+                attributes = {"folder": trial.folder, SEED: trial.seed}
+                study.add_trial(self._frozen(trial.values, outcome.values, failed=outcome.values is None, **attributes))
+
+    @property
+    def _directions(self) -> list[Any]:
+        return ["maximize" if sign > 0 else "minimize" for sign in self._signs]
+
+    def _tried(self, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> dict[str, TriedSetting]:
+        tried: dict[str, TriedSetting] = {}
+        for trial in trials:
+            own = {key: value for key, value in trial.values.items() if key != SEED}
+            setting = tried.setdefault(trial.setting, TriedSetting(values=own))
+            setting.seeds.append(self._config.seed if trial.seed is None else trial.seed)
+            outcome = outcomes.get(trial.number)
+            if outcome is None:
+                continue
+            setting.is_given_up |= outcome.values is None or not outcome.is_whole
+            if outcome.values is not None:
+                setting.results.append(tuple(s * v for s, v in zip(self._signs, outcome.values, strict=True)))
+        return tried
+
+    def _propose(self, tried: Mapping[str, TriedSetting], *, number: int) -> dict[str, Any] | None:
+        """Ask Optuna for a setting; None where it comes back to those that are known."""
+        study = self._study(tried, number=number)
+        for _ in range(_PROPOSALS):
+            trial = study.ask()
+            values = {key: self._suggest(trial, key) for key in space_keys(self._config)}
+            if canonical(values) not in tried:
+                return values
+        return None
+
+    def _study(self, tried: Mapping[str, TriedSetting], *, number: int) -> Any:
+        """Make Optuna's study of what is known, with random numbers of this trial's own."""
+        import optuna
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(
+                seed=stream(self._config.seed, "search").child(number).seed(32), constant_liar=True
+            )
+        study = optuna.create_study(sampler=sampler, directions=self._directions)
+        for setting, means in zip(tried.values(), told_means(list(tried.values())), strict=True):
+            known = None if means is None else tuple(s * m for s, m in zip(self._signs, means, strict=True))
+            failed = known is None and setting.is_given_up
+            study.add_trial(self._frozen(setting.values, known, failed=failed))
+        return study
+
+    def _frozen(self, values: Mapping[str, Any], figures: Sequence[float] | None, *, failed: bool, **facts: Any) -> Any:
+        from optuna.trial import TrialState, create_trial
+
+        keys = space_keys(self._config)
+        space = self._config.sweep.space
+        return create_trial(
+            state=TrialState.FAIL if failed else TrialState.RUNNING if figures is None else TrialState.COMPLETE,
+            params={key: canonical(values[key]) if space[key].kind == "choice" else values[key] for key in keys},
+            distributions={key: _distribution(space[key]) for key in keys},
+            values=None if figures is None else list(figures),
+            user_attrs=facts,
+        )
+
+    def _suggest(self, trial: Any, key: str) -> Any:
+        entry = self._config.sweep.space[key]
+        if entry.kind == "choice":
+            texts = {canonical(value): value for value in entry.values}
+            return texts[trial.suggest_categorical(key, list(texts))]
+        low, high = entry.values
+        if entry.kind == "randint":
+            return trial.suggest_int(key, low, high - 1)
+        return trial.suggest_float(key, low, high, log=entry.kind == "loguniform")
+
+    def _num_settings(self) -> float:
+        """Count the points of the space; infinite where a key has a continuous range."""
+        return math.prod(_num_values(entry) for entry in self._config.sweep.space.values())
+
+
+def check_optuna() -> None:
+    """Make sure that Optuna is there.
+
+    Raises:
+        ResourceError: It is not.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ResourceError(
+            f"sweep.search=optuna needs an extra: pip install 'fedsweep[optuna]' ({error}); or use sweep.search=random"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def _distribution(entry: SpaceEntry) -> Any:
+    from optuna import distributions
+
+    if entry.kind == "choice":
+        # Text, since a search's categories may be no mappings.
+        return distributions.CategoricalDistribution(list(dict.fromkeys(canonical(value) for value in entry.values)))
+    low, high = entry.values
+    if entry.kind == "randint":
+        return distributions.IntDistribution(int(low), int(high) - 1)
+    return distributions.FloatDistribution(low, high, log=entry.kind == "loguniform")
+
+
+def _num_values(entry: SpaceEntry) -> float:
+    if entry.kind == "choice":
+        return len({canonical(value) for value in entry.values})
+    return entry.values[1] - entry.values[0] if entry.kind == "randint" else math.inf

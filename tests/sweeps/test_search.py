@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsweep.config.load import load_config
+from fedsweep.sweeps.search import Outcome, Search
+from fedsweep.sweeps.space import Trial, make_trial
+
+pytest.importorskip("optuna")
+RATE = "training.optimizer.lr"
+TWO = {RATE: {"choice": [0.01, 0.1]}}
+Measure = Callable[[Trial], Outcome]
+
+
+def noisy(trial: Trial) -> Outcome:
+    """The best rate is 0.1; the noise of a seed is a sixth of the difference to 0.01."""
+    noise = float(np.random.default_rng([trial.seed or 0, int(1e9 * trial.values[RATE])]).normal())
+    return Outcome(values=(-abs(np.log10(trial.values[RATE]) + 1) + noise / 6,))
+
+
+def play(
+    space: dict[str, Any],
+    measure: Measure = noisy,
+    *,
+    count: int,
+    at_once: int = 1,
+    begun: list[Trial] | None = None,
+    **sweep: Any,
+) -> list[Trial]:
+    """Run a search to its end, each trial chosen from what those up to ``at_once`` before it came to."""
+    config = load_config({"sweep": {"space": space, "search": "optuna", "samples": count, **sweep}})
+    search, trials = Search(config), [*(begun or [])]
+    while len(trials) < count:
+        visible = trials[: len(trials) + 1 - at_once]
+        values = search.next_values(trials, {trial.number: measure(trial) for trial in visible})
+        if values is None:
+            break
+        trials.append(make_trial(config, len(trials) + 1, values))
+    return trials
+
+
+def test_a_search_over_two_settings_trains_each_seed_once() -> None:
+    trials = play(TWO, count=8)
+    assert sorted((trial.values[RATE], trial.seed) for trial in trials) == [
+        (rate, seed) for rate in (0.01, 0.1) for seed in range(4)
+    ]
+
+
+def test_a_search_ends_where_all_is_settled_or_all_seeds_have_run() -> None:
+    assert len(play(TWO, count=100)) == 8
+    assert len(play(TWO, lambda trial: Outcome(values=(0.5 + 0.01 * (trial.seed or 0),)), count=100, seeds=3)) == 6
+    assert len(play(TWO, count=100, seeds=1)) == 2
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_killed_search_ends_with_the_unbroken_ones_trials(at_once: int) -> None:
+    space = {RATE: {"loguniform": [1e-3, 1.0]}}
+    unbroken = play(space, count=24, at_once=at_once)
+    for at in (1, 7, 18):
+        assert play(space, count=24, at_once=at_once, begun=unbroken[:at]) == unbroken
+
+
+def test_no_trial_is_there_twice_and_a_third_of_them_are_seeds_of_what_may_be_best() -> None:
+    trials = play({RATE: {"loguniform": [1e-3, 1.0]}}, count=36)
+    assert len({(trial.setting, trial.seed) for trial in trials}) == 36
+    seeds: dict[float, int] = {}
+    for trial in trials:
+        seeds[trial.values[RATE]] = seeds.get(trial.values[RATE], 0) + 1
+    assert 9 <= sum(count - 1 for count in seeds.values()) <= 12
+    repeated = [rate for rate, count in seeds.items() if count > 2]
+    assert repeated and all(0.04 < rate < 0.25 for rate in repeated)
+
+
+def test_several_at_once_do_not_repeat_what_is_under_way() -> None:
+    space = {RATE: {"choice": [0.01, 0.03, 0.1, 0.3]}, "training.batch_size": {"randint": [4, 6]}}
+    trials = play(space, count=30, at_once=4)
+    assert len({(trial.setting, trial.seed) for trial in trials}) == len(trials)
+    assert len({trial.setting for trial in trials}) == 8
+
+
+def test_a_setting_that_failed_gets_no_further_seed() -> None:
+    def measure(trial: Trial) -> Outcome:
+        return Outcome(values=None) if trial.values[RATE] == 0.1 else noisy(trial)
+
+    trials = play(TWO, measure, count=20)
+    assert [trial.seed for trial in trials if trial.values[RATE] == 0.1] == [0]
+    assert [trial.seed for trial in trials if trial.values[RATE] == 0.01] == [0, 1, 2, 3, 4]
+
+
+def test_two_metrics_are_searched_for_together() -> None:
+    def measure(trial: Trial) -> Outcome:
+        return Outcome(values=(noisy(trial).values[0], float(trial.values["training.batch_size"])))  # type: ignore[index]
+
+    space = {RATE: {"loguniform": [1e-3, 1.0]}, "training.batch_size": {"choice": [4, 8, 16]}}
+    more = {"metric": ["test_accuracy", "total_bytes"], "mode": ["max", "min"]}
+    assert len({(t.setting, t.seed) for t in play(space, measure, count=20, **more)}) == 20
+
+
+def test_optunas_journal_has_each_trial_once(tmp_path: Path) -> None:
+    import optuna
+
+    trials = play(TWO, count=4)
+    outcomes = {trial.number: noisy(trial) for trial in trials} | {4: Outcome(values=None)}
+    config = load_config({"sweep": {"space": TWO, "search": "optuna", "samples": 4}})
+    Search(config).write_study(tmp_path, trials[:2], outcomes)
+    Search(config).write_study(tmp_path, trials, outcomes)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.log"))
+    study = optuna.load_study(study_name="fedsweep", storage=optuna.storages.JournalStorage(backend))
+    assert [trial.user_attrs["seed"] for trial in study.trials] == [0, 0, 1, 1]
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3 + ["FAIL"]
+    assert [trial.values for trial in study.trials[:3]] == [list(outcomes[k].values or ()) for k in (1, 2, 3)]
