@@ -80,7 +80,7 @@ def prepare(
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets, full = _check_trials(config, samples)
     knows_seeds = config.sweep.search != "optuna"
-    told = (
+    sentences = (
         []
         if trials is not None
         else notes([e.trial for e in samples], [e.config for e in samples], knows_seeds=knows_seeds)
@@ -91,7 +91,7 @@ def prepare(
         plan=plan,
         entries=entries,
         datasets=datasets,
-        notes=told,
+        notes=sentences,
         full=full,
         uri=uri,
         samples=samples,

@@ -85,21 +85,21 @@ def most_doubtful(tried: Sequence[TriedSetting], *, most_seeds: int) -> TriedSet
         tried: The settings.
         most_seeds: A setting gets no more.
     """
-    known = [setting for setting in tried if setting.results and not setting.is_given_up]
-    means = [_means(setting) for setting in known]
-    noise = Noise.of(known)
+    judged = [setting for setting in tried if setting.results and not setting.is_given_up]
+    means = [_means(setting) for setting in judged]
+    noise = Noise.of(judged)
     lows, highs = list(means), list(means)
     if noise.freedom:
-        widths = [noise.half_widths(len(setting.results)) for setting in known]
+        widths = [noise.half_widths(len(setting.results)) for setting in judged]
         lows = [tuple(m - w for m, w in zip(*pair, strict=True)) for pair in zip(means, widths, strict=True)]
         highs = [tuple(m + w for m, w in zip(*pair, strict=True)) for pair in zip(means, widths, strict=True)]
-    doubtful = _doubtful(lows, highs) if noise.freedom >= _LEAST_FREEDOM else [*range(len(known))]
-    open_ones = [k for k in doubtful if len(known[k].seeds) < most_seeds]
+    doubtful = _doubtful(lows, highs) if noise.freedom >= _LEAST_FREEDOM else [*range(len(judged))]
+    open_ones = [k for k in doubtful if len(judged[k].seeds) < most_seeds]
     leaders = [k for k in open_ones if not any(_beats(other, means[k]) for other in means)]
     rest = [k for k in open_ones if k not in leaders]
     challengers = [k for k in rest if not any(_beats(highs[other], highs[k]) for other in rest)]
-    asked = [*leaders, *challengers]
-    return known[min(asked, key=lambda k: len(known[k].seeds))] if asked else None
+    contenders = [*leaders, *challengers]
+    return judged[min(contenders, key=lambda k: len(judged[k].seeds))] if contenders else None
 
 
 def told_means(tried: Sequence[TriedSetting]) -> list[tuple[float, ...] | None]:
@@ -111,11 +111,11 @@ def told_means(tried: Sequence[TriedSetting]) -> list[tuple[float, ...] | None]:
     Source: empirical Bayes, Efron and Morris, JASA 1975.
     """
     means = [_means(setting) if setting.results else None for setting in tried]
-    known = [(m, len(setting.results)) for m, setting in zip(means, tried, strict=True) if m is not None]
+    counted_means = [(m, len(setting.results)) for m, setting in zip(means, tried, strict=True) if m is not None]
     noise = Noise.of(tried)
-    if len(known) < 2 or not noise.freedom:
+    if len(counted_means) < 2 or not noise.freedom:
         return means
-    table, counts = np.array([m for m, _ in known]), np.array([count for _, count in known])[:, None]
+    table, counts = np.array([m for m, _ in counted_means]), np.array([count for _, count in counted_means])[:, None]
     centre, seen, within = table.mean(0), table.var(0, ddof=1), np.array(noise.deviations) ** 2
     between = np.maximum(seen - within * (1 / counts).mean(), _LEAST_BETWEEN * seen)
     own = between / np.maximum(between + within / counts, np.finfo(float).tiny)

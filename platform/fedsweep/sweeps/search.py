@@ -1,4 +1,4 @@
-"""What a search tries next, computed from what it has tried: nothing but the trials themselves is remembered.
+"""Search, computed from what was tried: nothing but the trials themselves is remembered.
 
 So a search that was killed goes on to the trials that it would have come to unbroken.
 """
@@ -34,7 +34,7 @@ _PROPOSALS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a trial came to.
+    """A trial's end.
 
     Attributes:
         values: The sweep's metrics; None where it failed, or where one is no number.
@@ -155,9 +155,9 @@ class Search:
             )
         study = optuna.create_study(sampler=sampler, directions=self._directions)
         for setting, means in zip(tried.values(), told_means(list(tried.values())), strict=True):
-            known = None if means is None else tuple(s * m for s, m in zip(self._signs, means, strict=True))
-            failed = known is None and setting.is_given_up
-            study.add_trial(self._frozen(setting.values, known, failed=failed))
+            values = None if means is None else tuple(s * m for s, m in zip(self._signs, means, strict=True))
+            failed = values is None and setting.is_given_up
+            study.add_trial(self._frozen(setting.values, values, failed=failed))
         return study
 
     def _frozen(self, values: Mapping[str, Any], figures: Sequence[float] | None, *, failed: bool, **facts: Any) -> Any:
