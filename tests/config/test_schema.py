@@ -65,6 +65,7 @@ sweep:
   scheduler: null
   resource: round
   search: null
+  seeds: 5
   max_concurrent: auto
 """
 
