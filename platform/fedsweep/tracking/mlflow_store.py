@@ -11,7 +11,6 @@ import contextlib
 import errno
 import glob
 import http.client
-import importlib.util
 import os
 import re
 import socket
@@ -31,6 +30,7 @@ from fedsweep.config.credentials import check_no_credentials
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.processes import silenced
 from fedsweep.tracking.background import BackgroundCall
+from fedsweep.tracking.mlflow_empty import copy_empty_store, has_schema, keep_empty_store, schema_version
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -57,9 +57,6 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-# In MLflow's migrations: what each is called, and which it follows.
-_REVISION = re.compile(r"^revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
-_FOLLOWS = re.compile(r"^down_revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
 # They write tracebacks and retries of what is reported in one line anyway.
 _CHATTY = ("mlflow.store.db.utils", "alembic", "urllib3.connectionpool")
 
@@ -174,29 +171,12 @@ def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
 
 def _is_in_order(path: Path, experiment: str | None) -> bool:
     """Check for the installed MLflow's schema and no deleted experiment of that name; else MLflow judges."""
-    ours = _schema_version()
+    deleted = "SELECT count(*) FROM experiments WHERE name = ? AND lifecycle_stage <> 'active'"
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            theirs = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
-            deleted = "SELECT count(*) FROM experiments WHERE name = ? AND lifecycle_stage <> 'active'"
-            return theirs == [ours] and connection.execute(deleted, (experiment,)).fetchone() == (0,)
+            return has_schema(path, schema_version()) and connection.execute(deleted, (experiment,)).fetchone() == (0,)
     except sqlite3.Error:
         return False
-
-
-def _schema_version() -> str | None:
-    """Return the newest migration of the installed MLflow, which no other follows; None where that is not clear."""
-    package = importlib.util.find_spec("mlflow")
-    places = [] if package is None else package.submodule_search_locations or []
-    texts = [
-        file.read_text(encoding="utf-8")
-        for place in places
-        for file in Path(place).glob("store/db_migrations/versions/*.py")
-    ]
-    all_of_them = {match[1] for text in texts if (match := _REVISION.search(text))}
-    followed = {match[1] for text in texts if (match := _FOLLOWS.search(text))}
-    newest = all_of_them - followed
-    return newest.pop() if len(newest) == 1 else None
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
@@ -241,7 +221,9 @@ def _make(path: Path) -> None:
     # Another name each time: MLflow would go on with its open connection to what was removed.
     new = place.with_name(f"{place.name}-new-{time.time_ns()}")
     try:
-        _client(sqlite_uri(new), named=sqlite_uri(path))
+        if not copy_empty_store(new):
+            _client(sqlite_uri(new), named=sqlite_uri(path))
+            keep_empty_store(new)
         new.replace(place)
     finally:
         new.unlink(missing_ok=True)
