@@ -124,6 +124,11 @@ def _nearest(name: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys([*ends, *(lower[word] for word in close)]))[:_NEAREST]
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its type's name where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def lacks_memory(error: Exception) -> bool:
     """Return whether it is Python's error, torch's for a GPU, or torch's for the machine, told by its text alone."""
     return (

@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 _VARIABLE = "FEDSWEEP_USER_FOLDERS"
@@ -43,6 +44,15 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
         mallopt(_M_TRIM_THRESHOLD, _FREE_THAT_STAYS)
+
+
+@cache
+def start_device(device: str) -> None:
+    """Make a kind of device known to torch in this process, where it is not by itself; once, torch refuses a second."""
+    if device == "lazy":
+        import torch._lazy.ts_backend
+
+        torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
 
 
 def look_here_last() -> None:

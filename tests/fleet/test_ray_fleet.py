@@ -201,3 +201,14 @@ def test_a_node_by_node_check_refuses_fractions_that_fit_only_in_sum() -> None:
         check_fits(nodes, ClusterNeeds(actors=5, gpus_per_client=0.5))
     with pytest.raises(ResourceError, match="largest of 2 nodes has 1 CPU"):
         check_fits([{"CPU": 1.0}, {"CPU": 1.0}], ClusterNeeds(actors=1, cpus_per_client=2.0))
+
+
+def test_lanes_prove_themselves_once_for_all_actors(pool: Pool) -> None:
+    """Steps can't be recorded here, which the run says once; its bits are those of one process."""
+    lanes = LaneSettings(width=4, proves=True, records=True)
+    work = replace(tiny_experiment(fedprox(mu=0.1), optimizer=MOMENTUM["persist"], rounds=2), lanes=lanes)
+    state, messages = play(pool, work)
+    alone = run_rounds(local_engine(work))
+    assert bits(state) == bits(alone) and state.stepping == alone.stepping
+    assert state.stepping is not None and state.stepping.kind == "lanes"
+    assert messages == ["lanes: a step can't be recorded (only CUDA GPUs record): its kernels are launched one by one"]

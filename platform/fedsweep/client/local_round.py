@@ -66,7 +66,8 @@ class LocalRound:
         tests: The client's share of the test set, where it is to test a model.
 
     Attributes:
-        model: The client's.
+        facts: What the client knows of itself.
+        model: Its own.
         steps: Takes its steps.
     """
 
@@ -85,7 +86,7 @@ class LocalRound:
         tests: Shard | None = None,
     ) -> None:
         self._side, self._shard, self._tests, self._learning_rate = side, shard, tests, learning_rate
-        self._facts = facts = ClientFacts(
+        self.facts = facts = ClientFacts(
             client=task.client,
             round=round,
             num_samples=task.work.num_samples,
@@ -164,7 +165,7 @@ class LocalRound:
             return None
         first = self._totals.steps
         return Lane(
-            facts=self._facts,
+            facts=self.facts,
             slot=self.model.slot,
             vector=self.model.vector,
             optimizer=self._optimizer,
@@ -233,7 +234,7 @@ class LocalRound:
             learning_rate=self._learning_rate,
             num_samples=self._work.num_samples,
             broadcast=self.steps.broadcast,
-            client=self._facts,
+            client=self.facts,
         )
         for term in self._terms:
             payload, replacing = term.finish(work, self._view)
@@ -255,7 +256,7 @@ class LocalRound:
         return self._extras
 
     def _measure(self, probes: Sequence[Probe]) -> None:
-        when = OnClient(self._facts.client, self._facts.round)
+        when = OnClient(self.facts.client, self.facts.round)
         for probe in probes:
             view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
             self._keep_extras(probe.name, ask(probe, "measure", view, when=when))
@@ -269,7 +270,7 @@ class LocalRound:
 
     def _view(self, purpose: str, *, reads_data: bool = True) -> LocalClient:
         """Return the client as it is now; ``purpose`` names its random numbers."""
-        model, anchor, facts = self.model.bound().eval(), self.model.anchor_tree, self._facts
+        model, anchor, facts = self.model.bound().eval(), self.model.anchor_tree, self.facts
         tests = (None, None) if self._tests is None else self._tests.everything()
         return LocalClient(
             client=facts.client,
@@ -297,7 +298,7 @@ class LocalRound:
     def reply(self, *, leaves: bool) -> Reply:
         """Answer a sync point; where the client ``leaves``, its round ends, and the vector itself may go."""
         extras, self._extras = self._extras, {}
-        facts, vector = self._facts, self.model.vector.cpu()
+        facts, vector = self.facts, self.model.vector.cpu()
         vector = vector if leaves else vector.clone()
         reply = Reply(client=facts.client, vector=vector, progress=self._progress, extras=extras)
         if self._encoder is None:
@@ -332,4 +333,4 @@ class LocalRound:
         return totals, memory or None
 
     def _error(self, step: int, reason: str) -> ClientJobError:
-        return ClientJobError(client=self._facts.client, round=self._facts.round, step=step, reason=reason)
+        return ClientJobError(client=self.facts.client, round=self.facts.round, step=step, reason=reason)

@@ -28,10 +28,37 @@ class LaneSettings:
     Attributes:
         width: Clients that a worker steps at once, at least 1; it is the same on all workers.
         fits_memory: Fewer, where a GPU's memory asks for it.
+        proves: Before the run's first round a tile is tried beside the loop, see :class:`Stepping`.
+        records: A step is recorded once per shape, and then replayed as one launch.
     """
 
     width: int
     fits_memory: bool = False
+    proves: bool = False
+    records: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepping:
+    """The way in which workers step clients, as a proof on a first tile chose it; it stays the run's.
+
+    Attributes:
+        kind: ``loop``: one after another; ``lanes``: many in one step; ``graph``: likewise, by a recording of the step.
+        width: Clients that are stepped at once.
+        off: The tile's values after lanes against those after the loop, as a share of the loop's move, by 2-norms, of
+            the client that is farthest off; None: not found out.
+        notes: Why it is not a faster way, in sentences.
+    """
+
+    kind: str
+    width: int = 1
+    off: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lanes(self) -> LaneSettings | None:
+        """The same as settings; None: one after another."""
+        return None if self.kind == "loop" else LaneSettings(width=self.width, records=self.kind == "graph")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +72,7 @@ class ClientSide:
         solver: How steps are taken.
         optimizer: The clients' optimiser.
         indices: For each client the indices of its training samples.
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"``, ``"cuda"`` or ``"lazy"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
         codec: What clients' models go through on their way to the server.
         lanes: How a worker steps clients together; None: one after another.
@@ -150,6 +177,7 @@ class Segment:
         closes: The round ends with this segment: clients finish what is left and hand back their memories.
         workers: Which worker each client is on.
         remembers: Some client may have something to remember when the round closes.
+        stepping: How clients are stepped, where that was tried; None: as the experiment says.
     """
 
     round: int
@@ -165,6 +193,7 @@ class Segment:
     closes: bool = False
     workers: Mapping[int, int] = field(default_factory=dict)
     remembers: bool = True
+    stepping: Stepping | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

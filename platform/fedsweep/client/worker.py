@@ -16,13 +16,15 @@ from torch import Tensor, nn
 
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
+from fedsweep.client.lanes.proof import proved
 from fedsweep.client.local_round import LocalRound
-from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply
+from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply, Stepping
 from fedsweep.client.modules import BoundModule
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
 from fedsweep.guard import place_of
+from fedsweep.processes import start_device
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, weighted_mean
@@ -98,6 +100,7 @@ class Worker:
         tests: ClientTests | None = None,
     ) -> None:
         self._side, self._data, self._layout, self.index, self._tests = side, data, layout, index, tests
+        start_device(side.device)
         if side.device != "cpu":
             # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
             torch.backends.cudnn.deterministic = True
@@ -113,6 +116,7 @@ class Worker:
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
         self._lanes = None if side.lanes is None else Lanes(side, side.lanes)
+        self._stepping: Stepping | None = None
 
     def use_exchange(self, exchange: Exchange) -> None:
         """Average with other workers through this exchange from now on."""
@@ -129,6 +133,10 @@ class Worker:
         Raises:
             ClientJobError: A client's work failed.
         """
+        if segment.stepping != self._stepping:
+            self._stepping = segment.stepping
+            settings = self._side.lanes if segment.stepping is None else segment.stepping.lanes
+            self._lanes = None if settings is None else Lanes(self._side, settings)
         if (segment.round, segment.attempt) != self._round:
             # A round that was given up, by whomever, is begun from its start: nothing of it may be gone on with.
             self._rounds, self._attended = {}, set()
@@ -157,6 +165,27 @@ class Worker:
                 self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
         # All workers have the same mean by now; one of them hands it over.
         return self._answer(segment, due, current.cpu() if folded and self.index == 0 else None)
+
+    def prove(self, segment: Segment, anchor: Tensor, memories: Mapping[int, State]) -> Stepping:
+        """Try ways of stepping the clients whose work begins with a segment; of the clients nothing is kept.
+
+        Args:
+            segment: All its clients are taken for this worker's.
+            anchor: See :meth:`run`.
+            memories: Likewise.
+        """
+        assert self._side.lanes is not None
+        tasks = {task.client: task for task in segment.tasks}
+
+        def begun() -> list[LocalRound]:
+            self._rounds = {}
+            self._start_jobs(segment, segment.points[0], tasks, anchor, segment.version, memories)
+            return list(self._rounds.values())
+
+        try:
+            return proved(self._side, self._side.lanes, begun)
+        finally:
+            self._rounds, self._round = {}, (0, 0)
 
     def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
         """Return the clients' steps that are due, as far as they can be taken in lanes."""

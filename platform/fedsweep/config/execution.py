@@ -28,10 +28,11 @@ class Runtime(Section):
         description="Clients that are stepped at once in lanes; auto: 8, on a GPU as many as fit into its memory; never"
         " more than the cohort.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
+    device: Literal["auto", "cpu", "cuda", "lazy"] = Field(
         default="auto",
         description="What tensors are computed on; auto: the GPU for whoever has a share of one. With cpu and an"
-        " address the shares are only reserved, of what the cluster counts as GPUs.",
+        " address the shares are only reserved, of what the cluster counts as GPUs. lazy: torch's lazy device, which"
+        " computes on the CPU and refuses plain CPU tensors: to try a method without a GPU.",
     )
     client_actors: Auto | Count = Field(default="auto", description="How many actors the clients are laid on.")
     cpus_per_client: Positive = Field(default=1.0, description="CPUs that each client actor reserves.")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsweep.client.messages import Stepping
 from fedsweep.driver.caveats import blamed, caveats
 from fedsweep.driver.messages import MessageQueue, Messages
 from fedsweep.driver.observers import Observer
@@ -306,7 +307,7 @@ class RunSession:
             "peak_memory_mb": peak_memory_mb(),
             "model_sha256": sha256,
             "remarks": self._remarks(state) if status == "finished" else [],
-            **self._own_facts(),
+            **self._own_facts(state),
             **self._settings.facts,
         }
         self._folder.write_result(result)
@@ -316,8 +317,8 @@ class RunSession:
         own = [*notes_after(self._experiment, state), *caveats(self._experiment, state.records)]
         return [*own, *self._settings.facts.get("sources_changed", ())]
 
-    def _own_facts(self) -> dict[str, Any]:
-        """Return the run's facts that stand before it begins."""
+    def _own_facts(self, state: RunState) -> dict[str, Any]:
+        """Return the run's facts beside its rounds."""
         experiment, engine = self._experiment, self._engine
         return {
             "num_params": engine.layout.num_params,
@@ -326,8 +327,21 @@ class RunSession:
             "method": experiment.method.name,
             "seed": experiment.seed,
             "config_hash": experiment.config_hash,
-            "executor": {"name": "loop" if experiment.lanes is None else "lanes", "notes": engine.notes},
+            "executor": self._executor(state.stepping),
             "exchange": asdict(self._fleet.exchange),
+        }
+
+    def _executor(self, tried: Stepping | None) -> dict[str, Any]:
+        """Return how clients were stepped, and why not faster."""
+        notes = self._engine.notes
+        if tried is None:
+            return {"name": "loop" if self._experiment.lanes is None else "lanes", "notes": notes}
+        return {
+            "name": "loop" if tried.kind == "loop" else "lanes",
+            "lanes": tried.width,
+            "recorded": tried.kind == "graph",
+            "off": tried.off,
+            "notes": [*dict.fromkeys([*tried.notes, *notes])],
         }
 
     def _write_rounds(self, state: RunState) -> None:

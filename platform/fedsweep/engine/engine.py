@@ -14,7 +14,9 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedsweep.client.messages import Question
+from fedsweep.client.lanes.grouping import alone
+from fedsweep.client.lanes.proof import PROVED_STEPS
+from fedsweep.client.messages import Question, Stepping
 from fedsweep.components.probes import ClientTest, Probe
 from fedsweep.engine.aggregation import Aggregator, visible
 from fedsweep.engine.cost import CostModel, registration_bytes
@@ -28,7 +30,7 @@ from fedsweep.engine.per_client import (
     spread,
     untested,
 )
-from fedsweep.engine.plan import Planner
+from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round, RoundTools
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
@@ -87,6 +89,7 @@ class Engine:
             note=self._note,
             working=on_working,
         )
+        self._proves = experiment.lanes is not None and experiment.lanes.proves
         self._client_test = experiment.method.evaluation.client_test()
         self._rows = RowMaker(experiment, self.costs)
         world = experiment.world
@@ -182,6 +185,8 @@ class Engine:
             limit = stop.passed_by(state.total_bytes + plan.num_bytes, plan.clock)
             if limit is not None:
                 return state, limit
+            if self._proves and state.stepping is None:
+                state = self._proved(plan, state)
             # Send, train, aggregate. Where a worker is lost the whole round, not its clients alone: the others' models
             # have moved on meanwhile.
             round = self._repaired(state.round + 1, lambda attempt: Round(plan, state, self.tools, attempt).play())
@@ -191,6 +196,20 @@ class Engine:
                 return state, limit
             # Record: test the model, make the row, tell the components.
             return self._recorded(round, time.perf_counter() - began), None
+
+    def _proved(self, plan: RoundPlan, state: RunState) -> RunState:
+        """Return the run with the way in which its clients are stepped, tried on a first tile of the round."""
+        assert self.experiment.lanes is not None
+        opening = Round(plan, state, self.tools).opening(self.experiment.lanes.width, steps=PROVED_STEPS)
+        memories = {task.client: state.memories[task.client] for task in opening.tasks if task.client in state.memories}
+        try:
+            stepping = self.fleet.prove(opening, state.vector, memories)
+        except WorkerLost as lost:
+            # Nothing of a round was played: whoever died, died of what was tried.
+            self.fleet.repair()
+            stepping = Stepping(kind="loop", notes=(alone(f"the process that tried them was lost ({lost})"),))
+        self._note(stepping.notes)
+        return replace(state, stepping=stepping)
 
     def _repaired(self, round: int, work: Callable[[int], _Done]) -> _Done:
         """Have workers do something, from its start each time one of them was lost and is replaced."""

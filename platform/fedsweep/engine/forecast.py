@@ -330,7 +330,8 @@ def executor_in_words(experiment: Experiment) -> str:
     """Return how clients will be stepped; tried where it is not one by one."""
     if experiment.lanes is None:
         return "loop, clients one by one"
-    return "; ".join([f"lanes, {experiment.lanes.width} clients at once", *lanes_refused(experiment)])
+    tried = ", where a first tile proves them" if experiment.lanes.proves else ""
+    return "; ".join([f"lanes, {experiment.lanes.width} clients at once{tried}", *lanes_refused(experiment)])
 
 
 def lanes_refused(experiment: Experiment) -> tuple[str, ...]:

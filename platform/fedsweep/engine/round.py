@@ -164,6 +164,7 @@ class Round:
             total_bytes=before.total_bytes + self.ledger.total_bytes,
             setup_bytes=before.setup_bytes,
             setup_traffic=before.setup_traffic,
+            stepping=before.stepping,
             published=dict(sorted({**before.published, **self._charges.published}.items())),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
@@ -175,6 +176,16 @@ class Round:
         # Work that was held, and is now delivered, is nobody's any more.
         gone = self.totals.keys() | (set() if self._tools.clients_remember else self.attended)
         return {k: m for k, m in self.state.memories.items() if k not in gone} | self.memories
+
+    def opening(self, clients: int, *, steps: int) -> Segment:
+        """Return the first jobs of so many clients, of that many steps at most, as one worker would be sent them.
+
+        Nothing is played, nothing is counted; the round can't be played any more.
+        """
+        point = next(point for point in self.plan.points if point.start)
+        jobs = tuple(replace(job, steps=min(job.steps, steps)) for job in point.start[:clients])
+        attend = tuple(sorted(job.client for job in jobs))
+        return replace(self._segment((replace(point, start=jobs, attend=attend, idle=()),)), probes=(), workers={})
 
     # -- send ----------------------------------------------------------------------------------------------------
 
@@ -218,6 +229,7 @@ class Round:
             closes=self._passed + len(points) == len(self.plan.points),
             workers=self._workers,
             remembers=self._remembers,
+            stepping=self.state.stepping,
         )
 
     def _inner_weights(self, points: tuple[SyncPoint, ...]) -> Iterator[tuple[float, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedsweep.client.messages import Handle, Progress
+from fedsweep.client.messages import Handle, Progress, Stepping
 from fedsweep.records import RoundRecord, State, Traffic, late_field
 
 
@@ -33,6 +33,7 @@ class RunState:
         published: Which version of each published content clients have.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
+        stepping: How clients are stepped, where that was tried in the first round.
         partial: What a refinement kept in the middle of the next round's work.
     """
 
@@ -52,4 +53,5 @@ class RunState:
     published: Mapping[int, Mapping[str, str]] = late_field(dict)
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
+    stepping: Stepping | None = late_field()
     partial: Mapping[str, State] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from fedsweep.errors import ConfigError, DataError, ResourceError
 from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSettings, World
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
 from fedsweep.models.registry import make_network
+from fedsweep.processes import start_device
 from fedsweep.records import ClientProfile
 from fedsweep.streams import stream
 from fedsweep.trees import layout_of, load_vector
@@ -131,6 +132,11 @@ def _devices(config: Config) -> tuple[str, str]:
     device = runtime.device
     if device == "cuda" and not runtime.address and not torch.cuda.is_available():
         raise ResourceError("runtime.device=cuda, but torch sees no GPU here; use runtime.device=cpu or auto")
+    if device == "lazy":
+        if runtime.gpus_per_client or runtime.gpus_per_server:
+            raise ConfigError("runtime.device=lazy has no GPU: set runtime.gpus_per_client and gpus_per_server to 0")
+        start_device(device)
+        return "lazy", "lazy" if runtime.backend == "local" else "cpu"
     if device == "cpu":
         if (runtime.gpus_per_client or runtime.gpus_per_server) and not runtime.address:
             raise ConfigError(
@@ -155,12 +161,13 @@ def _lanes(config: Config, device: str) -> LaneSettings | None:
     runtime = config.runtime
     if runtime.executor == "loop" or (runtime.executor == "auto" and device == "cpu"):
         return None
-    if isinstance(runtime.lanes, int):
-        return LaneSettings(width=runtime.lanes)
     cohort = build_training(config).cohort_size
     if device == "cpu":
-        return LaneSettings(width=min(_LANES_ON_CPU, cohort))
-    return LaneSettings(width=cohort, fits_memory=True)
+        # Known: tests hold what lanes compute on a CPU to the loop.
+        return LaneSettings(width=runtime.lanes if isinstance(runtime.lanes, int) else min(_LANES_ON_CPU, cohort))
+    if isinstance(runtime.lanes, int):
+        return LaneSettings(width=runtime.lanes, proves=True, records=True)
+    return LaneSettings(width=cohort, fits_memory=True, proves=True, records=True)
 
 
 # -- training ----------------------------------------------------------------------------------------------------

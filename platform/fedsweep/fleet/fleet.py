@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Question, Segment, SegmentReply, Stepping
 from fedsweep.client.shards import ClientTests
 from fedsweep.client.worker import Worker
 from fedsweep.experiment.experiment import Experiment, client_side
@@ -102,6 +102,12 @@ class Fleet(ABC):
     @abstractmethod
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         """Ask clients, see :meth:`Worker.measure`; raises as :meth:`play`."""
+
+    def prove(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> Stepping:
+        """Have one worker choose how all step their clients, see :meth:`Worker.prove`; raises as :meth:`play`."""
+        return Stepping(
+            kind="loop", notes=("lanes: this fleet has no way to try them: clients are stepped one by one",)
+        )
 
     def ready(self) -> None:
         """Wait for workers that were just made; until then the caller can do other things while they start."""
@@ -197,6 +203,9 @@ class LocalFleet(Fleet):
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         return self._worker.run(segment, anchor, memories)
+
+    def prove(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> Stepping:
+        return self._worker.prove(segment, anchor, memories)
 
     def place(self, loads: Mapping[int, tuple[int, float]]) -> dict[int, int]:
         return dict.fromkeys(loads, 0)

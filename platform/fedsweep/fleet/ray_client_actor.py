@@ -11,7 +11,7 @@ import numpy as np
 import ray
 import torch
 
-from fedsweep.client.messages import Question, Segment
+from fedsweep.client.messages import Question, Segment, Stepping
 from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Vectors, make_worker
@@ -104,6 +104,11 @@ class ClientActor:
             raise
         memories_out = [answer.memories.get(client) for client in keepers]
         return (sent_answer(answer), *memories_out) if keepers else sent_answer(answer)  # as many as Ray was told of
+
+    def prove(self, sent: Segment, anchor: np.ndarray, clients: Sequence[int], *memories: State) -> Stepping:
+        """Choose how clients are stepped; as :meth:`run`."""
+        remembered = dict(zip(clients, memories, strict=True))
+        return self._worker.prove(received_segment(sent), to_tensors(anchor), remembered)
 
     def measure(
         self, question: Question, vector: np.ndarray, clients: Sequence[int], *memories: State

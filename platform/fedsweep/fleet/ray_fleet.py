@@ -15,7 +15,7 @@ import ray
 from ray import exceptions as ray_errors
 from torch import Tensor
 
-from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Question, Segment, SegmentReply, Stepping
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
 from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
@@ -285,6 +285,13 @@ class RayFleet(Fleet):
                 time.monotonic(),
             )
         return late
+
+    def prove(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> Stepping:
+        self.ready()
+        call, answers = self._actors[0].prove, list[Stepping]()
+        ref = call.remote(ray.put(sent_segment(segment)), ray.put(anchor.numpy()), [*memories], *memories.values())
+        self._wait({0: ref}, receive=lambda _, stepping: answers.append(stepping))
+        return answers[0]
 
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         self.ready()

@@ -6,22 +6,21 @@ So clients may be laid on workers in any way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 
 import torch
 from torch import nn
 
 from fedsweep.client.lanes.lane import Lane, Taken
+from fedsweep.client.lanes.memory import fitted
+from fedsweep.client.lanes.recording import NotRecorded
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import ClientSide, LaneSettings
+from fedsweep.errors import first_line, lacks_memory
 from fedsweep.submodel import SubModel
 
 # Tiles of this many shapes are kept: each has matrices of its own.
 _KEPT_TILES = 8
-# Lanes that are tried to see what each of them takes of a GPU's memory, and how much of it may be filled.
-_PROBED = (2, 8)
-_MEMORY_SHARE = 0.8
 
 
 class Lanes:
@@ -33,7 +32,7 @@ class Lanes:
     """
 
     def __init__(self, side: ClientSide, settings: LaneSettings) -> None:
-        self._side, self._width = side, settings.width
+        self._side, self._width, self._records = side, settings.width, settings.records
         self._is_fitted = not settings.fits_memory
         self._tiles: dict[Hashable, Tile] = {}
         self._refused: dict[Hashable, str] = {}
@@ -50,15 +49,11 @@ class Lanes:
 
         Returns:
             By client what it has taken; who is missing has not been changed.
-
-        Raises:
-            torch.OutOfMemoryError: Not even one lane fits into the device's memory.
         """
         groups: dict[Hashable, list[Lane]] = {}
         for lane in lanes:
             key = lane.key()
-            module, submodel = lane.slot.module, lane.facts.submodel
-            reason = why_alone(self._side, submodel, module, is_padded=lane.is_padded) or self._refused.get(key)
+            reason = lane_refused(self._side, lane) or self._refused.get(key)
             if reason is None:
                 groups.setdefault(key, []).append(lane)
             else:
@@ -78,18 +73,17 @@ class Lanes:
         try:
             tile = self._tile(key, lanes[0])
             losses, hits = tile.run(lanes)
-        except torch.OutOfMemoryError:
-            if self._width == 1:
-                raise
+        except NotRecorded as error:
+            self._records = False
             self._tiles.clear()
-            torch.cuda.empty_cache()
-            before, self._width = self._width, -(-self._width // 2)
-            self._note(f"lanes: {before} do not fit into the device's memory: {self._width} at once from now on")
+            self._note(not_recorded(error))
             return {}
         except Exception as error:
+            if lacks_memory(error) and self._width > 1:
+                self._halve()
+                return {}
             # Whatever it is, no client has been changed: one by one it comes out as a client's error, or does not.
-            first_line = (str(error).strip().splitlines() or [""])[0]
-            self._refused[key] = f"the method's clients can't take a step together ({first_line})"
+            self._refused[key] = f"the method's clients can't take a step together ({first_line(error)})"
             self._note(alone(self._refused[key]))
             return {}
         return {
@@ -97,45 +91,44 @@ class Lanes:
             for k, lane in enumerate(lanes)
         }
 
+    def _halve(self) -> None:
+        self._tiles.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        before, self._width = self._width, -(-self._width // 2)
+        self._note(f"lanes: {before} do not fit into the device's memory: {self._width} at once from now on")
+
     def _tile(self, key: Hashable, pattern: Lane) -> Tile:
         if not self._is_fitted:
-            self._width, self._is_fitted = self._fitted(pattern), True
+            self._width, notes = fitted(self._side, pattern, self._width)
+            self._is_fitted = True
+            for text in notes:
+                self._note(text)
         tile = self._tiles.pop(key, None)
         if tile is None:
-            tile = Tile(self._side, pattern, self._width)
+            tile = Tile(self._side, pattern, self._width, records=self._records)
             for old in [*self._tiles][: len(self._tiles) + 1 - _KEPT_TILES]:
                 del self._tiles[old]
         self._tiles[key] = tile  # the one that was used last comes last
         return tile
 
-    def _fitted(self, pattern: Lane) -> int:
-        """Return as many lanes as the device's memory has room for."""
-        # Of two widths, so that what a process holds anyway is not counted for each lane.
-        few, many = (Tile(self._side, pattern, width).peak_memory(pattern) for width in _PROBED)
-        total = torch.cuda.get_device_properties(0).total_memory * torch.cuda.get_per_process_memory_fraction()
-        return lanes_that_fit(few, many, total=total, wanted=self._width)
-
     def _note(self, text: str) -> None:
         self._notes.setdefault(text, False)
-
-
-def lanes_that_fit(few: float, many: float, *, total: float, wanted: int) -> int:
-    """Choose how many lanes to step at once: as few tiles as memory allows, all equally full.
-
-    Args:
-        few: Bytes at most in use during a step of 2 lanes.
-        many: The same of 8 lanes.
-        total: Bytes that the process may use.
-        wanted: Clients that are to be stepped at once if possible.
-    """
-    each = max(1.0, (many - few) / (_PROBED[1] - _PROBED[0]))
-    room = max(1, math.floor((_MEMORY_SHARE * total - few) / each) + _PROBED[0])
-    return -(-wanted // -(-wanted // room))
 
 
 def alone(reason: str) -> str:
     """Return the sentence for the user."""
     return f"lanes: {reason}: clients are stepped one by one"
+
+
+def not_recorded(error: Exception) -> str:
+    """Return the sentence for the user."""
+    return f"lanes: a step can't be recorded ({first_line(error)}): its kernels are launched one by one"
+
+
+def lane_refused(side: ClientSide, lane: Lane) -> str | None:
+    """Give the reason why a client that is there can't be stepped with others, as :func:`why_alone`."""
+    return why_alone(side, lane.facts.submodel, lane.slot.module, is_padded=lane.is_padded)
 
 
 def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_padded: bool) -> str | None:

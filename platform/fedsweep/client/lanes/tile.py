@@ -14,6 +14,7 @@ Shape letters: K lanes, V values of a vector, P parameters, B batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fedsweep.client.lanes.draws import LaneDraws, drawn_shapes
 from fedsweep.client.lanes.lane import TENSOR, Lane
 from fedsweep.client.lanes.optimizer import LaneOptimizer
+from fedsweep.client.lanes.recording import Recording
 from fedsweep.client.messages import ClientSide
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream
@@ -32,7 +34,6 @@ from fedsweep.trees import ParamTree
 _ALIGNED = 16
 # What F.cross_entropy leaves out of its mean.
 _NO_TARGET = -100
-_WARM_UPS = 3
 
 
 class _Seen:
@@ -63,10 +64,11 @@ class Tile:
         side: The experiment's client side.
         pattern: Any of the lanes.
         width: K.
+        records: A step is recorded once and then replayed.
     """
 
-    def __init__(self, side: ClientSide, pattern: Lane, width: int) -> None:
-        self._side, self._width, self._layout = side, width, pattern.slot.layout
+    def __init__(self, side: ClientSide, pattern: Lane, width: int, *, records: bool = False) -> None:
+        self._side, self._width, self._layout, self._records = side, width, pattern.slot.layout, records
         layout, self._device = self._layout, pattern.vector.device
         aligned = -(-layout.num_values // _ALIGNED) * _ALIGNED
         self._rows = self._zeros(aligned)[:, : layout.num_values]
@@ -89,7 +91,7 @@ class Tile:
         full = inputs[:1].expand(pattern.batch_size, *inputs.shape[1:])
         shapes = drawn_shapes(pattern.slot.module, layout.model(pattern.vector.clone()), full)
         self._draws = LaneDraws(shapes, self._zeros)
-        self._recorded: dict[bool, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._recorded: dict[bool, Recording] = {}
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(self._width, *shape, dtype=dtype or self._layout.dtype, device=self._device)
@@ -120,12 +122,19 @@ class Tile:
         steps = [self._step_at(tick) for tick in range(max(len(lane.sizes) for lane in lanes))]
         # Read once: on a GPU each reading would wait for all that was asked of it before.
         losses, hits = (torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True))
-        self._store()
+        places = [place for lane in lanes for place in (lane.vector, *lane.optimizer.live().values())]
+        before = [place.clone() for place in places]
+        try:
+            self._store(lanes)
+        except Exception:
+            for place, value in zip(places, before, strict=True):
+                place.copy_(value)
+            raise
         return losses, hits
 
     def _step_at(self, tick: int) -> tuple[Tensor, Tensor]:
         idle = self._next_batch(tick)
-        return self._replayed(idle=idle) if self._rows.is_cuda else self._taken(idle=idle)
+        return self._replayed(idle=idle) if self._records else self._taken(idle=idle)
 
     def peak_memory(self, lane: Lane) -> int:
         """Return bytes of the GPU that a step takes at most, all that the process holds beside it included."""
@@ -154,11 +163,11 @@ class Tile:
         for name, rows in self._facts.items():
             rows.copy_(torch.stack([facts[name] for facts in facts_of_lanes]))
 
-    def _store(self) -> None:
+    def _store(self, lanes: Sequence[Lane]) -> None:
         """Give the clients their values and optimiser state back."""
         for name, buffer in self._buffers.items():
             self._tree(self._rows)[name].copy_(buffer)
-        for k, lane in reversed([*enumerate(self._lanes)]):  # the first one last: its stand-ins have the same
+        for k, lane in enumerate(lanes):
             lane.vector.copy_(self._rows[k])
             self._optimizer.store(k, lane.optimizer.live())
 
@@ -208,33 +217,15 @@ class Tile:
         return [self._rows, *self._buffers.values(), *self._optimizer.slots.values()]
 
     def _replayed(self, *, idle: bool) -> tuple[Tensor, Tensor]:
-        """Return the same on a GPU, as one launch: the step's kernels are recorded once and then played again.
+        """Return the same as one launch: the step's kernels are recorded once and then played again.
 
-        A recording holds the addresses of what it reads, so all that differs from step to step is copied into tensors
-        that stay where they are.
+        Raises:
+            NotRecorded: The step can't be recorded, or its recording gives other values.
         """
         if idle not in self._recorded:
-            self._recorded[idle] = self._record(idle=idle)
-        graph, losses, hits = self._recorded[idle]
-        graph.replay()
-        # Copies: the next replay writes to the recording's own.
-        return losses.clone(), hits.clone()
-
-    def _record(self, *, idle: bool) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        values = self._state()
-        before = [value.clone() for value in values]
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):  # libraries set themselves up in their first calls, which can't be recorded
-            for _ in range(_WARM_UPS):
-                self._taken(idle=idle)
-        torch.cuda.current_stream().wait_stream(beside)
-        for value, old in zip(values, before, strict=True):
-            value.copy_(old)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            losses, hits = self._taken(idle=idle)
-        return graph, losses, hits
+            self._recorded[idle] = Recording(partial(self._taken, idle=idle), self._state())
+        losses, hits = self._recorded[idle].replayed()
+        return losses, hits
 
     def _losses(self) -> tuple[Tensor, Tensor]:
         def lane(params: ParamTree, buffers: ParamTree, noise: list[Tensor], seen: dict[str, Any]) -> Any:

@@ -197,7 +197,7 @@ def _trained(experiment: Experiment, model: nn.Module, client: int) -> list[tupl
 def _loss_on(experiment: Experiment, model: nn.Module, client: int) -> float:
     inputs, targets = samples_of(experiment, client)
     model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         return float(F.cross_entropy(model(inputs), targets))
 
 

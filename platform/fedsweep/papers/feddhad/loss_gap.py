@@ -124,7 +124,7 @@ def own_optimum(model: nn.Module, inputs: Tensor, targets: Tensor, *, order: tor
 
 def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
     model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         return float(F.cross_entropy(model(inputs), targets, reduction="none").to(torch.float64).mean())
 
 
