@@ -23,12 +23,12 @@ from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experime
 from fedsweep.world.availability import Availability
 from fedsweep.world.drift import Drift
 
-ROUND_BYTES = 4 * 2 * 3 * 28
+ROUND_BYTES, REGISTRATION_BYTES = 4 * 2 * 3 * 28, 4 * 6
 
 
 @pytest.mark.parametrize(("spare", "rounds"), [(0, 2), (-1, 1), (ROUND_BYTES - 1, 2), (-ROUND_BYTES - 1, 0)])
 def test_a_byte_limit_ends_the_run_before_the_round_that_would_pass_it(spare: int, rounds: int) -> None:
-    stop = StopLimits(total_bytes=2 * ROUND_BYTES + spare)
+    stop = StopLimits(total_bytes=REGISTRATION_BYTES + 2 * ROUND_BYTES + spare)
     assert stopped(tiny_experiment(fedavg(), rounds=9, stop=stop)) == (rounds, "total_bytes")
 
 
@@ -46,7 +46,7 @@ class Chatty(LocalTerm):
 @pytest.mark.parametrize(("spare", "rounds"), [(0, 2), (-1, 1)])
 def test_a_byte_limit_counts_what_terms_send(spare: int, rounds: int) -> None:
     method = FederatedMethod(name="test", source="", terms=(Chatty(),))
-    stop = StopLimits(total_bytes=3 * ROUND_BYTES + spare)  # a round costs half as much again
+    stop = StopLimits(total_bytes=REGISTRATION_BYTES + 3 * ROUND_BYTES + spare)  # a round costs half as much again
     assert stopped(tiny_experiment(method, rounds=9, stop=stop)) == (rounds, "total_bytes")
 
 

@@ -84,7 +84,7 @@ def test_targets_are_in_the_result_and_change_no_checkpoint(tmp_path: Path) -> N
     assert stored["0.01"] == {
         "round": 1,
         "sim_time_s": first["sim_time_s"][0],
-        "total_bytes": first["bytes_up"][0] + first["bytes_down"][0],
+        "total_bytes": first["bytes_up"][0] + first["bytes_down"][0] + 4 * 8,
         "flops": first["flops"][0],
     }
 

@@ -194,7 +194,7 @@ class Introduced(Weighting):
         return raw / raw.sum(), state
 
 
-def test_the_setup_exchange_asks_every_client_once_and_is_metered_apart() -> None:
+def test_the_setup_exchange_asks_every_client_once_and_counts_in_the_total() -> None:
     engine = seams_engine(weighting=Introduced(), rounds=2)
     state = engine.start()
     data = engine.experiment.world
@@ -205,13 +205,14 @@ def test_the_setup_exchange_asks_every_client_once_and_is_metered_apart() -> Non
     members = done.records[0].cohort
     shares = np.array([greatest[k] for k in members]) / sum(greatest[k] for k in members)
     assert done.records[0].aggregation_weights == pytest.approx(shares.tolist())
-    assert done.total_bytes == 2 * 4 * 2 * 3 * 28
+    assert done.records[0].total_bytes == 6 * 4 * (1 + 4) + state.setup_bytes + 4 * 2 * 3 * 28
+    assert done.total_bytes == done.records[0].total_bytes + 4 * 2 * 3 * 28
 
 
 def test_registration_is_sample_counts_and_label_counts_where_they_are_read() -> None:
     assert seams_engine().registration_bytes == 6 * 4
     assert seams_engine(weighting=Introduced()).registration_bytes == 6 * 4 * (1 + 4)
-    assert seams_engine().start().total_bytes == 0
+    assert seams_engine().start().total_bytes == 6 * 4
 
 
 def test_the_ledger_adds_by_client_direction_and_kind() -> None:

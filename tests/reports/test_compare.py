@@ -25,7 +25,7 @@ from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 
-ROUND = tiny_record(bytes_up=1000, bytes_down=500, comm_ratio=None, wall_time_s=1.0, eval_time_s=0.5)
+ROUND = tiny_record(total_bytes=None, bytes_up=1000, bytes_down=500, comm_ratio=None, wall_time_s=1.0, eval_time_s=0.5)
 
 
 def write_run(

@@ -30,6 +30,7 @@ from fedsweep.testing import tiny_record
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}"
 ROUND = tiny_record(
+    total_bytes=None,
     test_loss=1.5,
     cohort=(0, 2),
     high_frequency=(2,),

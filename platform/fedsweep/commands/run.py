@@ -134,7 +134,7 @@ def _print_forecast(plan: Plan) -> None:
         f"model parameters: {cost.num_params:,}",
         f"local steps, all clients: {about}{cost.local_steps:,}",
         f"bytes sent, both ways: {about}{cost.total_bytes:,} (communication ratio {cost.comm_ratio:.4f})",
-        f"bytes before round 1: {cost.registration_bytes:,}",
+        f"of them before round 1: {cost.registration_bytes:,}",
         f"training FLOPs: {about}{cost.flops:.3g}",
         f"simulated time: {clock}",
         f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",

@@ -81,7 +81,8 @@ class Stop(Section):
         default=None, gt=0, le=1, description="Ends after the round whose test accuracy reaches it."
     )
     total_bytes: WholeNumber | None = Field(
-        default=None, description="Ends before the first round that would send more in all."
+        default=None,
+        description="Ends before the first round with which more would have been sent, before round 1 or since.",
     )
     sim_time_s: Positive | None = Field(
         default=None, description="Ends before the first round that would pass this virtual time."

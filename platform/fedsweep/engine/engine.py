@@ -125,6 +125,7 @@ class Engine:
             vector=vector,
             components=components,
             clock=0.0 if has_devices else None,
+            total_bytes=self.registration_bytes + ledger.total_bytes,
             setup_bytes=ledger.total_bytes,
             setup_traffic=ledger.traffic({}),
         )

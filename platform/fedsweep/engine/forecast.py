@@ -45,8 +45,9 @@ class Forecast:
     Attributes:
         rounds: Rounds of the run.
         local_steps: All clients', all rounds.
-        total_bytes: Both ways; beside the models what the methods' cards say of rounds with one aggregation.
-        registration_bytes: Before round 1, registration and exchange.
+        total_bytes: Both ways, from before round 1 on; beside the models what the methods' cards say of rounds with one
+            aggregation.
+        registration_bytes: Of them before round 1: registration and exchange.
         comm_ratio: Mean over rounds.
         flops: Training, all clients.
         sim_time_s: Virtual seconds, or None without devices.
@@ -132,11 +133,12 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         if ratio is not None:
             ratios.append(ratio)
     scale = rounds / planned
+    once = registration_bytes(experiment) + beside.setup_bytes
     return Forecast(
         rounds=rounds,
         local_steps=round(steps * scale),
-        total_bytes=round(num_bytes * scale),
-        registration_bytes=registration_bytes(experiment) + beside.setup_bytes,
+        total_bytes=once + round(num_bytes * scale),
+        registration_bytes=once,
         comm_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
         flops=round(flops * scale),
         sim_time_s=None if clock is None else clock * scale,

@@ -26,7 +26,7 @@ class RunState:
         accuracies: Training accuracies of each client's last passes, where the scenario asks for them.
         clock: Virtual seconds; None without devices.
         ready: When clients whose work went on over the round's end are done, in virtual seconds.
-        total_bytes: Bytes both ways so far, registration apart.
+        total_bytes: Bytes both ways so far, those before round 1 among them.
         setup_bytes: Bytes of the one-off exchange before round 1; None in a checkpoint of a version that did not keep
             them.
         setup_traffic: What travelled then; None likewise.

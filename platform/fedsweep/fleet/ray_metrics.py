@@ -13,7 +13,7 @@ GAUGES: Mapping[str, str] = {
     "fedsweep_round": "last finished round",
     "fedsweep_planned_rounds": "rounds that the run is planned for",
     "fedsweep_test_accuracy": "accuracy of the global model when it was last evaluated, 0 to 1",
-    "fedsweep_total_bytes": "bytes sent so far, both ways, registration apart",
+    "fedsweep_total_bytes": "bytes sent so far, both ways",
     "fedsweep_client_actors": "client actors of the run; 0: its clients are in the process of the trial",
     "fedsweep_gpus": "GPUs that the run reserves, shares added up",
 }

@@ -125,7 +125,7 @@ class Estimator:
             runs=1,
             steps=cost.local_steps,
             flops=cost.flops,
-            num_bytes=cost.total_bytes + cost.registration_bytes,
+            num_bytes=cost.total_bytes,
             seconds=seconds,
         )
 

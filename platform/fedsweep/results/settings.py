@@ -123,7 +123,7 @@ class TargetRow:
         reached: How many of the runs reached it.
         runs: How many there are.
         took: ``round``, the first evaluated one that did; ``sim_time_s``, virtual seconds at its end; ``total_bytes``,
-            both ways up to and with it, registration apart; ``flops``, of all clients' training until then. None where
+            both ways from before round 1 up to and with it; ``flops``, of all clients' training until then. None where
             no run has it.
     """
 

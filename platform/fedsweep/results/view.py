@@ -135,9 +135,10 @@ class RunView:
         groups = self.columns.get("high_frequency", ())
         accuracies = self.columns.get("test_accuracy", ())
         losses = self.columns.get("test_loss", [None] * len(accuracies))
+        counted = self.columns.get("total_bytes", ())
         return {
             "test_accuracy": list(map(sound, accuracies, losses)),
-            "total_bytes": so_far("bytes_up", "bytes_down"),
+            "total_bytes": so_far("bytes_up", "bytes_down") if None in counted or not counted else counted,
             "seconds_so_far": so_far("wall_time_s", "eval_time_s"),
             "round_seconds": together("wall_time_s", "eval_time_s"),
             "group_size": [None if group is None else len(group) for group in groups],
@@ -157,13 +158,11 @@ class RunView:
         """Return a column's cells, one per round; none where there is no table.
 
         ``test_accuracy`` is NaN where the round's test loss is no finite number.
-        Beside those of ``rounds.parquet`` there are ``total_bytes``, both ways up to and with each round, registration
-        apart; ``round_seconds``, of each round, evaluation included, and ``seconds_so_far``, of all up to and with
-        each; and ``group_size``, the high-frequency group's length.
+        Beside those of ``rounds.parquet`` there are ``round_seconds``, of each round, evaluation included, and
+        ``seconds_so_far``, of all up to and with each; ``group_size``, the high-frequency group's length; and, where
+        an earlier version's table lacks it, ``total_bytes``, from round 1 on.
         """
-        if name in self._derived:
-            return self._derived[name]  # total_bytes as well: tables of earlier versions do not have it
-        return self.columns.get(name, ())
+        return self._derived[name] if name in self._derived else self.columns.get(name, ())
 
     def last(self, name: str) -> float | None:
         """The last cell of a column that holds a number, NaN as it is; None where none does."""

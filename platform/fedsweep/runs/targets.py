@@ -16,7 +16,7 @@ class Crossing:
     Attributes:
         round: The first evaluated round whose test accuracy is at least the target.
         sim_time_s: Virtual seconds at its end; None without devices.
-        total_bytes: Bytes both ways up to and with it, registration apart.
+        total_bytes: Bytes both ways up to and with it, from before round 1 on.
         flops: Training FLOPs of all clients up to and with it.
     """
 

@@ -12,6 +12,7 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import plan_run, run_plan
+from fedsweep.engine.cost import registration_bytes
 from fedsweep.experiment.build import build_experiment, build_world
 from fedsweep.reproduce.cell_texts import cell_text, headings, notes
 from fedsweep.reproduce.cells import cells_of
@@ -174,7 +175,9 @@ def test_availability_is_planned_where_it_asks_no_accuracies(adaptive: bool, kno
 def test_a_limit_that_costs_reach_ends_the_plan_where_the_run_ends(limit: str, tmp_path: Path) -> None:
     tree = given(DIGITS, method=AG, budgets=FIXED, devices={"profile": "edge-accel"})
     whole = planned_run(load_config(tree))
-    reached = {"total_bytes": 4 * sum(whole.column("comm_cost")[:3]), "sim_time_s": whole.column("sim_time_s")[2]}
+    registered = registration_bytes(build_experiment(load_config(tree)))
+    sent = registered + 4 * sum(whole.column("comm_cost")[:3])
+    reached = {"total_bytes": sent, "sim_time_s": whole.column("sim_time_s")[2]}
     config = load_config({**tree, "training": {**tree["training"], "stop": {limit: reached[limit]}}})
     run_plan(plan_run(config), tmp_path / "run")
     rounds = list(load_run(tmp_path / "run").column("round"))

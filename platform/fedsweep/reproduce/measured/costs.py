@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
-from fedsweep.engine.cost import CostModel
+from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.forecast import planned_rounds
 from fedsweep.engine.plan import Planner
 from fedsweep.engine.row import RowMaker
@@ -134,7 +134,7 @@ def _columns(experiment: Experiment) -> dict[str, list[Any]]:
     planner, rows = Planner(experiment, costs), RowMaker(experiment, costs)
     stop = experiment.training.stop
     rounds: list[dict[str, Any]] = []
-    total_bytes = 0
+    total_bytes = registration_bytes(experiment)
     for plan in planned_rounds(experiment, planner):
         total_bytes += plan.num_bytes
         if stop.passed_by(total_bytes, plan.clock) is not None:
