@@ -332,10 +332,10 @@ class RoundRecord:
 
     ``total_bytes`` (both ways, from before round 1 up to and with the round) and ``best_accuracy`` (of all tests so
     far) are filled in where rows of an older version are read. ``staleness`` (None where no work outlasts its round)
-    is, for each attendee, how often the server's model changed since it received the one that it trained. ``class_accuracies``
-    are the tested model's by class index, ``personal_accuracies`` those of the clients' own models by client, each on
-    its share of the test set; NaN where there are no test samples. ``traffic`` goes to a table of its own; what an
-    older version wrote has none.
+    is, for each attendee, how often the server's model changed since it received the one that it trained.
+    ``class_accuracies`` are the tested model's by class index, ``personal_accuracies`` those of the clients' own
+    models by client, each on its share of the test set; NaN where there are no test samples. ``traffic`` goes to a
+    table of its own; what an older version wrote has none.
     """
 
     round: int
