@@ -44,6 +44,7 @@ from fedsweep.components import (
     load_vector,
     logits_with,
     takes,
+    trained_params,
 )
 
 from .parts.distilling import Student, batches
@@ -218,7 +219,7 @@ class Transfer(Refinement):
         distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
             (logits / self.temperature).log_softmax(dim=1), soft_labels, reduction="batchmean"
         )
-        gradients = torch.autograd.grad(distance, list(model.parameters()))
+        gradients = torch.autograd.grad(distance, list(trained_params(model).values()))
         return float(distance.detach()), torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu()
 
     def report(self, state: State) -> ComponentReport:

@@ -25,7 +25,7 @@ from fedsweep.catalog import built_in_card, method_builder
 from fedsweep.commands.listing.method_description import MethodFacts, method_facts
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
-from fedsweep.config.schema import FROM_FILE, Config, Model
+from fedsweep.config.schema import BESIDE_OPTIONS, Config, Model
 from fedsweep.config.signatures import ParameterRow, describe, first_paragraph
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.tables import TABLES
@@ -93,9 +93,9 @@ def page() -> str:
         if model is not None:
             parts += [f"## `{name}`", _summary(model), _table(_rows(model, f"{name}."))]
             parts += _PARTS_BELOW.get(name, list)()
-    beside = ((f"model.{key}", _allowed(f"model.{key}"), _default(Model.model_fields[key])) for key in FROM_FILE)
+    beside = ((f"model.{key}", _allowed(f"model.{key}"), _default(Model.model_fields[key])) for key in BESIDE_OPTIONS)
     from_file = _table((*row, Model.model_fields[row[0][6:]].description or "") for row in beside)
-    parts += ["## `model`", "The model's options stand beside its name.", from_file, *_models()]
+    parts += ["## `model`", "The model's options stand beside its name.", from_file, *_kinds("model"), *_models()]
     parts += ["## `method`", _METHOD, *_methods()]
     text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
     return re.sub(r"(?<!`)``(?!`)", "`", text)

@@ -35,6 +35,7 @@ from fedsweep.components import (
     coverage_mean,
     logits_with,
     takes,
+    trained_params,
 )
 
 from ..parts.server_updates import in_whole
@@ -279,7 +280,7 @@ def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, nu
 
     A class that the client has seen often is fitted already, so its gradient on a balanced set is small.
     """
-    trained = {name: params[name] for name, _ in module.named_parameters()}
+    trained = {name: params[name] for name in trained_params(module)}
     was_training = module.training
     module.eval()
     norms = []

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep import Stream
-from fedsweep.components import FULL_MODEL, PASSES_OF_A_STEP, SyncContext, load_vector
+from fedsweep.components import FULL_MODEL, PASSES_OF_A_STEP, SyncContext, load_vector, trained_params
 
 from .ensembles import in_batches, template
 
@@ -106,7 +106,7 @@ class Student:
         vector = self._start.clone()
         views = self._layout.views(vector)
         with torch.no_grad():
-            for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
+            for name, value in (*trained_params(self.module).items(), *self.module.named_buffers()):
                 if name in views:
                     views[name].copy_(value)
         return vector

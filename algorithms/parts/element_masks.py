@@ -31,6 +31,7 @@ from fedsweep.components import (
     SubModel,
     SubModelPolicy,
     SyncContext,
+    trained_params,
 )
 
 Layers = Mapping[str, tuple[int, int]]
@@ -43,7 +44,7 @@ def weight_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
         f"{path}.weight" if path else "weight" for path, module in model.named_modules() if isinstance(module, kinds)
     }
     layers, start = {}, 0
-    for name, value in model.named_parameters():
+    for name, value in trained_params(model).items():
         if name in names:
             layers[name] = (start, start + value.numel())
         start += value.numel()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep import ConfigError, Stream
-from fedsweep.components import LocalClient, Payload, Probe
+from fedsweep.components import LocalClient, Payload, Probe, trained_params
 
 from ..parts.element_masks import decided, weight_layers
 from .choice import Choice
@@ -44,7 +44,7 @@ def mask_by_training(
         ConfigError: Training does not converge at this rate.
     """
     student = copy.deepcopy(model).train()
-    params = [parameter.requires_grad_() for parameter in student.parameters()]
+    params = list(trained_params(student).values())
     num_params, layers = sum(p.numel() for p in params), weight_layers(student)
     times = choice.weight_times(student, layers)
     order = torch.randperm(len(samples[1]), generator=source.torch())[:_SAMPLES]

@@ -182,7 +182,8 @@ def resolve(config: Config) -> Config:
         for key, item in items.items()
         if item is not None
     }
-    changes["model"] |= _initial(config)
+    # The adapter again: the model's own options have taken the section's place.
+    changes["model"] |= _initial(config) | {"adapter": _adapter(changes.pop("model.adapter", None))}
     changes["evaluation.metrics"] = [metric.spec() for metric in build_metrics(config)]
     return with_sections(config, changes)
 
@@ -222,6 +223,16 @@ def _initial(config: Config) -> dict[str, str]:
         return {"init_from": source, "init_sha256": config.model.init_sha256}
     file = weights_file(source)
     return {"init_from": str(file), "init_sha256": weights_sha256(file)}
+
+
+def _adapter(spec: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return an adapter's mapping with the hash of its base's file."""
+    if spec is None or spec.get("base") is None or spec.get("base_sha256") is not None:
+        return spec
+    from fedsweep.models.initial import weights_file, weights_sha256
+
+    file = weights_file(spec["base"], key="model.adapter.base")
+    return spec | {"base": str(file), "base_sha256": weights_sha256(file, key="model.adapter.base")}
 
 
 def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:

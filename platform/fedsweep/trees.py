@@ -1,12 +1,15 @@
 """Arithmetic on parameter trees, and how a tree lies in one flat vector.
 
-Models travel, are averaged and are saved as one contiguous vector: parameters first, then float buffers (batch
+Models travel, are averaged and are saved as one contiguous vector: trained parameters first, then float buffers (batch
 norm's statistics), then what else moves with the model (averaged momentum). A :class:`FlatLayout` says where each
-tensor lies; the trees that components see are views into such a vector.
+tensor lies; the trees that components see are views into such a vector. Parameters without ``requires_grad`` are
+constants: every process has them once, and they lie in no vector.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,25 +97,78 @@ class FlatLayout:
         return torch.cat([tree[name].detach().reshape(-1).to(self.dtype) for name in self.names])
 
 
+def trained_params(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name; of tied ones each once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def constants(model: nn.Module) -> ParamTree:
+    """Return what stays as the model was built, by name: frozen parameters, and float buffers that are not learned."""
+    frozen: ParamTree = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    moving = moving_buffers(model)
+    return frozen | {n: b for n, b in model.named_buffers() if b.is_floating_point() and n not in moving}
+
+
+def moving_buffers(model: nn.Module) -> ParamTree:
+    """Return the float buffers that training may change, by name.
+
+    Not those of a layer whose parameters are all frozen, nor those that ``state_dict`` leaves out: they follow from how
+    the model is built.
+    """
+    saved = model.state_dict(keep_vars=True).keys()
+    still = {id(b) for layer in still_layers(model) for b in layer.buffers(recurse=False)}
+    named = model.named_buffers()
+    return {n: b for n, b in named if b.is_floating_point() and n in saved and id(b) not in still}
+
+
+def still_layers(model: nn.Module) -> list[nn.Module]:
+    """Return layers that have parameters of their own, all of them frozen."""
+    own = ((layer, list(layer.parameters(recurse=False))) for layer in model.modules())
+    return [layer for layer, params in own if params and not any(p.requires_grad for p in params)]
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model that has the original's constants, not copies of them."""
+    # New parameters around the same memory: moving the copy to a device leaves the original where it is.
+    memo: dict[int, object] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters() if not p.requires_grad
+    }
+    return copy.deepcopy(model, memo)
+
+
+def constants_sha256(model: nn.Module) -> str | None:
+    """Return the SHA-256 of a model's constants with their names, types and shapes; None where it has none."""
+    tree = constants(model)
+    if not tree:
+        return None
+    digest = hashlib.sha256()
+    for name, value in sorted(tree.items()):
+        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        # As bytes: numpy has no bfloat16. By way of one dimension, since a scalar has none to be viewed along.
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def layout_of(model: nn.Module, riders: Iterable[tuple[str, tuple[int, ...]]] = ()) -> FlatLayout:
-    """Return the layout of a model's parameters and float buffers; integer buffers stay where they are.
+    """Return the layout of a model's trained parameters and float buffers; all else stays where it is.
 
     Args:
-        model: Any module; its parameters share one floating type.
+        model: Any module; its trained parameters share one floating type.
         riders: Name and shape of what else travels with the model.
 
     Raises:
-        ValueError: The parameters have several types, or there are none.
+        ValueError: The trained parameters have several types, or there are none.
     """
-    params = [(name, p) for name, p in model.named_parameters()]
-    buffers = [(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
+    params, buffers = [*trained_params(model).items()], [*moving_buffers(model).items()]
     dtypes = {p.dtype for _, p in params}
     if len(dtypes) != 1:
-        raise ValueError(f"a model's parameters must share one floating type, but got {sorted(map(str, dtypes))}")
+        raise ValueError(
+            f"a model's trained parameters must share one floating type, but got {sorted(map(str, dtypes))}"
+        )
     extra = list(riders)
     return FlatLayout(
-        names=tuple(name for name, _ in params + buffers) + tuple(name for name, _ in extra),
-        shapes=tuple(tuple(t.shape) for _, t in params + buffers) + tuple(shape for _, shape in extra),
+        names=tuple(name for name, _ in (*params, *buffers, *extra)),
+        shapes=tuple(tuple(t.shape) for _, t in (*params, *buffers)) + tuple(shape for _, shape in extra),
         num_params=sum(p.numel() for _, p in params),
         num_buffers=sum(b.numel() for _, b in buffers),
         num_riders=sum(prod(shape) for _, shape in extra),
@@ -122,8 +178,8 @@ def layout_of(model: nn.Module, riders: Iterable[tuple[str, tuple[int, ...]]] = 
 
 def model_vector(model: nn.Module, layout: FlatLayout) -> Tensor:
     """Return the model's values as a new vector [num_values] on the CPU; riders start at zero."""
-    tree: ParamTree = {name: p.detach().cpu() for name, p in model.named_parameters()}
-    tree |= {name: b.detach().cpu() for name, b in model.named_buffers()}
+    tree: ParamTree = {name: p.detach().cpu() for name, p in trained_params(model).items()}
+    tree |= {name: b.detach().cpu() for name, b in moving_buffers(model).items()}
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in tree:
             tree[name] = torch.zeros(shape, dtype=layout.dtype)
@@ -134,11 +190,8 @@ def load_vector(model: nn.Module, layout: FlatLayout, vector: Tensor) -> None:
     """Copy a vector's parameters and buffers into a model."""
     views = layout.views(vector)
     with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(views[name])
-        for name, b in model.named_buffers():
-            if name in views:
-                b.copy_(views[name])
+        for name, value in (trained_params(model) | moving_buffers(model)).items():
+            value.copy_(views[name])
 
 
 def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:

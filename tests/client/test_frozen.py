@@ -106,7 +106,7 @@ def test_the_anchor_is_asked_with_its_own_statistics() -> None:
 
 def test_gradients_of_a_frozen_model_reach_the_inputs_alone() -> None:
     model = eval_copy(normed())
-    values = {name: value.clone().requires_grad_() for name, value in model.named_parameters()}
+    values = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
     first, inputs = FrozenModel(model, values), torch.ones(3, 1, 1, 6, requires_grad=True)
     answer = first.logits(inputs).sum()
     other = {name: torch.zeros_like(value) for name, value in values.items()}

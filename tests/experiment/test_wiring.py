@@ -178,6 +178,7 @@ ELSEWHERE = {
     "name": "tests/runs/test_run_folder.py",
     "model.init_from": "tests/experiment/test_initial_model.py",
     "model.init_sha256": "tests/experiment/test_initial_model.py",
+    "model.adapter.kind": "tests/models/test_adapters.py",
     "scenario.root": "tests/world/data/test_torchvision_sets.py",
     "scenario.download": "tests/world/data/test_torchvision_sets.py",
     "evaluation.metrics": "tests/components/test_metrics.py",

@@ -13,6 +13,7 @@ from fedsweep.models.registry import MODELS
 from fedsweep.models.slicing import build_submodel_module
 from fedsweep.streams import Stream
 from fedsweep.testing import build_model
+from fedsweep.trees import layout_of
 
 torch.set_num_threads(1)
 
@@ -55,9 +56,38 @@ def three_logits(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
 
+class Tied(nn.Sequential):
+    def unit_groups(self):
+        return (unit_group(self, name="hidden", layers=["1"], norms=[], consumers=["3"], modules=["2"]),)
+
+
 def tied(*, input_shape, num_classes):
     layer = nn.Linear(64, 64)
-    return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(64, num_classes))
+    return Tied(nn.Flatten(), layer, layer, nn.Linear(64, num_classes))
+
+
+def tied_without_groups(*, input_shape, num_classes):
+    return nn.Sequential(*tied(input_shape=input_shape, num_classes=num_classes))
+
+
+def frozen(*, input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes)).requires_grad_(False)
+
+
+class Moving(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.last = nn.Linear(64, num_classes)
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+    def forward(self, inputs):
+        if self.training:
+            self.seen += len(inputs)
+        return self.last(inputs.flatten(1))
+
+
+def moving(*, input_shape, num_classes):
+    return Moving(num_classes)
 
 
 def parametrized(*, input_shape, num_classes):
@@ -138,7 +168,7 @@ def test_options_come_from_the_signature_and_act() -> None:
     [
         ("lenet", {}, "unknown model 'lenet'; did you mean 'lenet5'"),
         ("mlp", {"hiden_width": 4}, "model mlp: unknown parameter 'hiden_width'; did you mean 'hidden_width'"),
-        ("resnet18", {"width": 4}, "model resnet18: unknown parameter 'width' .known: projection"),
+        ("resnet18", {"width": 4}, "model resnet18: unknown parameter 'width' .known: adapter, projection"),
         ("mlp", {"hidden_width": 4.5}, "model.hidden_width must be an integer, but got 4.5"),
         ("mlp", {"hidden_width": True}, "hidden_width must be an integer, but got true"),
         ("mlp", {"hidden_width": 0}, "model.hidden_width must be at least 1, but got 0"),
@@ -172,6 +202,17 @@ def test_user_module_with_features_and_groups_is_used_like_a_built_in_one(user_m
     assert smaller(inputs).shape == (2, 3)
 
 
+def test_parameters_may_be_tied_where_no_unit_group_cuts(user_module: str) -> None:
+    model = build(f"{user_module}:tied_without_groups")
+    assert layout_of(model).names == (
+        "module.1.weight",
+        "module.1.bias",
+        "module.3.weight",
+        "module.3.bias",
+    )
+    assert model.get_parameter("module.2.weight") is model.get_parameter("module.1.weight")
+
+
 def test_user_module_without_features_has_its_logits_as_features(user_module: str) -> None:
     model = build(f"{user_module}:plain", anything=1)
     inputs = torch.rand(2, *SHAPE, generator=STREAM.torch())
@@ -183,7 +224,9 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
     ("attribute", "options", "message"),
     [
         ("three_logits", {}, r"must give logits \[2, 4\] for two samples, but gave \[2, 3\]"),
-        ("tied", {}, "must not tie parameters, but 'module.1.weight' and 'module.2.weight' are the same"),
+        ("tied", {}, "must not tie parameters of a unit group, but 'module.1.weight' and 'module.2.weight' are the"),
+        ("frozen", {}, "must train at least one parameter"),
+        ("moving", {}, "the buffer 'module.seen' changes in training, but state_dict leaves it out"),
         ("parametrized", {}, "must not use torch's parametrizations"),
         ("no_module", {}, "must return a torch.nn.Module, but returned a int"),
         ("wrong_call", {}, r"shape is missing; .* \(beside input_shape, num_classes, which are given to it\)"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsweep.components.local import eval_copy
 from fedsweep.submodel import SubModel
-from fedsweep.trees import FlatLayout, ParamTree
+from fedsweep.trees import FlatLayout, ParamTree, moving_buffers, trained_params
 
 
 class BoundModule:
@@ -23,7 +23,7 @@ class BoundModule:
     Attributes:
         gradient: Where backward passes leave the gradient [P].
         gradients: The same by name, as views.
-        parameters: The module's, in the layout's order.
+        parameters: Those of the module that are trained, in the layout's order.
         eval_copy: Gives a copy that is only asked; made when it is first wanted.
     """
 
@@ -31,13 +31,13 @@ class BoundModule:
         self.module = module.to(device)
         self.layout = layout
         self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
-        self.parameters = list(self.module.parameters())
+        self.parameters = list(trained_params(self.module).values())
         self._tensors: list[Tensor] = list(self.parameters)
         self.gradients = layout.params(self.gradient)
         for parameter, view in zip(self._tensors, self.gradients.values(), strict=True):
             # A backward pass adds to the gradient that it finds, so from now on all gradients lie in the one vector.
             parameter.grad = view
-        self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
+        self._tensors += moving_buffers(self.module).values()
         self._bound: list[Tensor] | None = None
         self.eval_copy = cache(partial(eval_copy, self.module))
 

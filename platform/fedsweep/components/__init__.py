@@ -45,6 +45,7 @@ from fedsweep.components.planning import (
 )
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.errors import unknown_name
+from fedsweep.models.adapters import Adapter
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
 from fedsweep.models.network import LinearHeadNetwork
@@ -77,7 +78,7 @@ from fedsweep.records import (
     SyncPoint,
 )
 from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, PartOfModel, SubModel
-from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, load_vector, weighted_mean
+from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, load_vector, trained_params, weighted_mean
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.devices import DeviceProfile, client_time
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
@@ -87,6 +88,7 @@ __all__ = [
     "FULL_MODEL",
     "NOBODY",
     "PASSES_OF_A_STEP",
+    "Adapter",
     "AsItIs",
     "AtLeastOne",
     "BelowOne",
@@ -177,6 +179,7 @@ __all__ = [
     "parameters_of",
     "population",
     "takes",
+    "trained_params",
     "training_flops",
     "unit_submodel",
     "unknown_name",

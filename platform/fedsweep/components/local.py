@@ -6,7 +6,6 @@ parameters, and owns one slot of the client's memory under its name; so terms st
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from abc import ABC, abstractmethod
@@ -24,7 +23,7 @@ from fedsweep.parameters.ranges import Checked
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import ParamTree
+from fedsweep.trees import ParamTree, copied, trained_params
 
 Memory = dict[str, object]
 
@@ -78,7 +77,7 @@ def eval_copy(model: nn.Module) -> nn.Module:
     The client's own module can't be asked: in training mode a forward pass would move its batch norms' statistics and
     draw its dropout.
     """
-    return copy.deepcopy(model).eval().requires_grad_(False)
+    return copied(model).eval()
 
 
 class FrozenModel:
@@ -93,7 +92,7 @@ class FrozenModel:
     """
 
     def __init__(self, model: nn.Module, values: ParamTree) -> None:
-        missing = [name for name, _ in model.named_parameters() if name not in values]
+        missing = [name for name in trained_params(model) if name not in values]
         if missing:
             raise ValueError(f"a frozen model needs all params by name, but {', '.join(missing[:3])} are not given")
         # Passed along with each call, not written into the module: the next model to be asked must not change what a

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from fedsweep.config import yaml12
-from fedsweep.config.base import NamedComponent, Section, Text
+from fedsweep.config.base import KindComponent, NamedComponent, Section, Text
 from fedsweep.config.execution import Checkpoint, Runtime, Tracking
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.sweep import Sweep
@@ -35,16 +35,21 @@ class Model(NamedComponent):
     init_sha256: str | None = Field(
         default=None, pattern="^[0-9a-f]{64}$", description="That file's SHA-256; a run's config.yaml has it."
     )
+    adapter: KindComponent | None = Field(
+        default=None,
+        description="What is trained on a frozen base: {kind: lora, rank: 8, targets: [...]}, {kind: part,"
+        " train: [...]} or package.module:callable; null: the whole network.",
+    )
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A configuration without a file is what it was before there could be one.
+        # A configuration without these is what it was before there could be any.
         tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key not in FROM_FILE or value is not None}
+        return {key: value for key, value in tree.items() if key not in BESIDE_OPTIONS or value is not None}
 
 
 # What stands in the section ``model`` beside the network's own options.
-FROM_FILE = ("init_from", "init_sha256")
+BESIDE_OPTIONS = ("init_from", "init_sha256", "adapter")
 
 
 def _default_model() -> Model:
@@ -160,6 +165,7 @@ class Config(Section):
         for key in ("root", "download"):
             del tree["scenario"][key]
         tree["model"].pop("init_from", None)
+        tree["model"].get("adapter", {}).pop("base", None)
         del tree["evaluation"]["targets"]
         if not tree["evaluation"]["per_client"]:
             del tree["evaluation"]["per_client"]

@@ -138,6 +138,11 @@ TABLES: Mapping[str, Table] = {
         selector="name",
         provided=("input_shape", "num_classes"),
     ),
+    "model.adapter": Table(
+        word="adapter",
+        builders="fedsweep.models.adapters:ADAPTERS",
+        gives="fedsweep.models.adapters:Adapter",
+    ),
     "method": Table(
         word="method",
         builders="fedsweep.algorithms.registry:METHODS",

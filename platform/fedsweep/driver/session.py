@@ -33,6 +33,7 @@ from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.runs.tables.clients import clients_table
 from fedsweep.runs.tables.per_client import write_client_tables
 from fedsweep.runs.targets import targets_reached
+from fedsweep.trees import constants_sha256
 from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.
@@ -287,7 +288,8 @@ class RunSession:
             views = self._engine.layout.views(state.vector)
             riders = [name for name in views if name.startswith("optimizer.")]
             # Riders belong to the optimiser: a model that is read back, or compared by its hash, has none.
-            sha256 = self._folder.write_model({k: v.clone() for k, v in views.items() if k not in riders})
+            own = {k: v.clone() for k, v in views.items() if k not in riders}
+            sha256 = self._folder.write_model(own, base=constants_sha256(self._experiment.template))
         so_far = run_so_far(self._settings.folder, state.records)
         result = {
             "status": status,

@@ -19,12 +19,13 @@ from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, DataError, ResourceError
 from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSettings, World
+from fedsweep.models.adapters import Adapter
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
-from fedsweep.models.registry import make_network
+from fedsweep.models.registry import adapt, make_network
 from fedsweep.processes import start_device
 from fedsweep.records import ClientProfile
 from fedsweep.streams import stream
-from fedsweep.trees import layout_of, load_vector
+from fedsweep.trees import constants_sha256, layout_of, load_vector, moving_buffers, trained_params
 from fedsweep.world.availability import capabilities
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.drift import Drift
@@ -45,6 +46,8 @@ class ModelBuilder:
         input_shape: Channels, height, width.
         num_classes: Outputs.
         seed: The run's.
+        adapter: What is trained of it; None: all.
+        base: Values of what the adapter freezes [num_values of the network], in place of the seed's.
         initial: Values to begin with [num_values], in place of the seed's.
     """
 
@@ -52,6 +55,8 @@ class ModelBuilder:
     input_shape: tuple[int, int, int]
     num_classes: int
     seed: int
+    adapter: Adapter | None = None
+    base: Tensor | None = field(default=None, compare=False)
     initial: Tensor | None = field(default=None, compare=False)
 
     def __call__(self) -> nn.Module:
@@ -64,6 +69,15 @@ class ModelBuilder:
             num_classes=self.num_classes,
             stream=stream(self.seed, "model"),
         )
+        if self.adapter is not None:
+            if self.base is not None:
+                tensors = {**trained_params(model), **moving_buffers(model)}
+                for name, value in layout_of(model).views(self.base).items():
+                    tensors[name].data = value
+            adapt(model, self.adapter, stream(self.seed, "adapter"))
+            # The frozen values are the builder's own, one in each process; what is trained is each model's.
+            for tensor in (*trained_params(model).values(), *moving_buffers(model).values()):
+                tensor.data = tensor.data.clone()
         if self.initial is not None:
             load_vector(model, layout_of(model), self.initial)
         return model
@@ -89,12 +103,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         )
     world = build_world(config, dataset)
     channels, height, width = (int(size) for size in dataset.train_images.shape[1:])
-    builder = ModelBuilder(
-        network=bound(config, "model"),
-        input_shape=(channels, height, width),
-        num_classes=dataset.num_classes,
-        seed=config.seed,
-    )
+    builder = model_builder(config, input_shape=(channels, height, width), num_classes=dataset.num_classes)
     builder = replace(builder, initial=_initial(config, builder))
     experiment = Experiment(
         seed=config.seed,
@@ -117,13 +126,38 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
     return experiment
 
 
+def model_builder(config: Config, *, input_shape: tuple[int, int, int], num_classes: int) -> ModelBuilder:
+    """Return what makes the configured model, with its base's values, but without those to begin with.
+
+    Args:
+        config: A loaded configuration.
+        input_shape: Channels, height, width.
+        num_classes: Outputs.
+
+    Raises:
+        InputError: The adapter, or the file of its base, is wrong.
+    """
+    builder = ModelBuilder(
+        network=bound(config, "model"), input_shape=input_shape, num_classes=num_classes, seed=config.seed
+    )
+    adapter: Adapter | None = _built(config, "model.adapter")
+    if adapter is None or adapter.base is None:
+        return replace(builder, adapter=adapter)
+    key = "model.adapter.base"
+    file = weights_file(adapter.base, key=key)
+    base = read_weights(file, layout_of(builder()), sha256=adapter.base_sha256, model=config.model.name, key=key)
+    return replace(builder, adapter=adapter, base=base)
+
+
 def _initial(config: Config, builder: ModelBuilder) -> Tensor | None:
     """Return the values that the configuration takes from a file."""
     if config.model.init_from is None:
         return None
     file = weights_file(config.model.init_from)
     sha256 = config.model.init_sha256 or weights_sha256(file)
-    return read_weights(file, layout_of(builder()), sha256=sha256, model=config.model.name)
+    model = builder()
+    base = constants_sha256(model)
+    return read_weights(file, layout_of(model), sha256=sha256, model=config.model.name, base=base)
 
 
 def _devices(config: Config) -> tuple[str, str]:
@@ -252,7 +286,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
 
 
 def _built(config: Config, key: str, **provided: Any) -> Any:
-    """Build the object that a key of the scenario names; None where it is null."""
+    """Build the object that a key names; None where it is null."""
     item = bound(config, key)
     return None if item is None else item.build(**provided)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -22,7 +21,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, ServerContext, State
 from fedsweep.streams import stream
-from fedsweep.trees import FlatLayout, layout_of, model_vector
+from fedsweep.trees import FlatLayout, copied, layout_of, model_vector
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift, round_classes
@@ -167,7 +166,7 @@ class Experiment:
 
     def new_model(self) -> nn.Module:
         """Return a copy of the template, for whoever changes it."""
-        return copy.deepcopy(self.template)
+        return copied(self.template)
 
     @cached_property
     def shown_model(self) -> nn.Module:

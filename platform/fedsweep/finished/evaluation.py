@@ -34,7 +34,7 @@ from fedsweep.models.initial import read_weights, weights_file, weights_vector
 from fedsweep.records import State
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.run_folder import CHECKPOINTS, CONFIG, MODEL, RunFolder
-from fedsweep.trees import layout_of, load_vector
+from fedsweep.trees import constants_sha256, layout_of, load_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
 # Of a run's configuration what may be another for a test; the rest says how its model came about.
@@ -322,13 +322,13 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
         scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
     )
     experiment = build_experiment(config, dataset)
-    layout = layout_of(experiment.template)
+    layout, base = layout_of(experiment.template), constants_sha256(experiment.template)
     if model is not None:
         file = weights_file(str(model), key="--model")
-        values = read_weights(file, layout, sha256=None, model=config.model.name, key="--model")
+        values = read_weights(file, layout, sha256=None, model=config.model.name, key="--model", base=base)
     else:
         file = folder.path / MODEL
-        tensors = folder.read_model(num_values=layout.num_values)
+        tensors = folder.read_model(num_values=layout.num_values, base=base)
         values = weights_vector(tensors, layout, source=str(file), model=config.model.name)
     return Subject(
         config=config,

@@ -8,15 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from fedsweep.catalog import bound
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import DataError, OutputError
+from fedsweep.experiment.build import model_builder
 from fedsweep.models.initial import weights_vector
-from fedsweep.models.registry import make_network
 from fedsweep.runs.run_folder import RunFolder
-from fedsweep.streams import stream
-from fedsweep.trees import layout_of, load_vector
+from fedsweep.trees import constants_sha256, layout_of, load_vector
 
 # Of an image's side, and of the classes: a network for more would fill the memory before its file is read.
 _LARGEST_SIZE = 50_000
@@ -39,7 +37,7 @@ def load_model(folder: str | Path) -> nn.Module:
     config = load_config(path / "config.yaml")
     model = _model_of(config, run_folder.read_result(), path)
     layout = layout_of(model)
-    weights = run_folder.read_model(num_values=layout.num_values)
+    weights = run_folder.read_model(num_values=layout.num_values, base=constants_sha256(model))
     source = str(path / "model.safetensors")
     load_vector(model, layout, weights_vector(weights, layout, source=source, model=config.model.name))
     return model.eval()
@@ -63,12 +61,5 @@ def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Modul
             f"{path / 'result.json'}: it must give input_shape and num_classes, up to {_LARGEST_SIZE} each, but has"
             f" {str(shape)[:80]!r} and {str(num_classes)[:80]!r}"
         )
-    spec = bound(config, "model")
-    return make_network(
-        spec.builder,
-        spec.name,
-        spec.parameters,
-        input_shape=(sizes[0], sizes[1], sizes[2]),
-        num_classes=int(num_classes or 0),
-        stream=stream(config.seed, "model"),
-    )
+    input_shape = (sizes[0], sizes[1], sizes[2])
+    return model_builder(config, input_shape=input_shape, num_classes=int(num_classes or 0))()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple, cast
@@ -199,17 +199,19 @@ def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STE
 
 
 def _outline(model: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode and float32, on the CPU."""
+    """Return a copy in evaluation mode on the CPU, in float32 but for constants of a type of their own."""
     memo: dict[int, object] = {}
+    types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(_placed(parameter), requires_grad=False)
+        # Not copied where they lie well already: a pass changes buffers alone.
+        memo[id(parameter)] = nn.Parameter(_placed(parameter, types), requires_grad=False)
     for buffer in model.buffers():
-        memo[id(buffer)] = _placed(buffer)
+        memo[id(buffer)] = _placed(buffer, types).clone()
     return copy.deepcopy(model, memo).eval()
 
 
-def _placed(tensor: Tensor) -> Tensor:
-    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+def _placed(tensor: Tensor, types: Collection[torch.dtype]) -> Tensor:
+    dtype = torch.float32 if tensor.dtype in types else tensor.dtype
     if tensor.device.type == "meta":
         return torch.zeros(tensor.shape, dtype=dtype)
-    return tensor.detach().to(device="cpu", dtype=dtype, copy=True)
+    return tensor.detach().to(device="cpu", dtype=dtype)

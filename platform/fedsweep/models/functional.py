@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.models.network import Network
+from fedsweep.trees import trained_params
 
 _HEADS: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
 
@@ -78,8 +79,9 @@ def head_names(model: nn.Module) -> frozenset[str]:
 
 
 def _unused_by_features(model: Network) -> frozenset[str]:
-    values = {name: value.detach().clone() for name, value in chain(model.named_parameters(), model.named_buffers())}
-    params = {name: values[name].requires_grad_() for name, _ in model.named_parameters()}
+    learned = {**trained_params(model), **dict(model.named_buffers())}
+    values = {name: value.detach().clone() for name, value in learned.items()}
+    params = {name: values[name].requires_grad_() for name in trained_params(model)}
     place = next(iter(params.values()))
     inputs = torch.zeros(2, *model.input_shape, dtype=place.dtype, device=place.device)
     # Drawn dropout would move torch's generator.

@@ -6,6 +6,7 @@ A safetensors file names no code; names, shapes and values are checked all the s
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedsweep.errors import DataError
 from fedsweep.trees import FlatLayout
 
 MODEL, SUFFIX = "model.safetensors", ".safetensors"
+# What a file's metadata call the constants that its values were trained on.
+BASE = "base_sha256"
 _KEY = "model.init_from"
 # Beside its tensors, a file has their names; values may be of twice the model's precision.
 _HEADER_BYTES = 10 * 2**20
@@ -43,8 +46,12 @@ def weights_file(source: str, *, key: str = _KEY) -> Path:
     return file
 
 
-def weights_sha256(file: Path) -> str:
+def weights_sha256(file: Path, *, key: str = _KEY) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits.
+
+    Args:
+        file: The file.
+        key: Where it was given, for messages.
 
     Raises:
         DataError: It can't be read, or is no regular file.
@@ -53,10 +60,12 @@ def weights_sha256(file: Path) -> str:
         with open_regular(file, follow=True) as handle, open(handle, "rb", closefd=False) as data:
             return hashlib.file_digest(data, "sha256").hexdigest()
     except OSError as error:
-        raise DataError(f"{_KEY}: {file} cannot be read: {error.strerror or error}") from error
+        raise DataError(f"{key}: {file} cannot be read: {error.strerror or error}") from error
 
 
-def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: str, key: str = _KEY) -> Tensor:
+def read_weights(
+    file: Path, layout: FlatLayout, *, sha256: str | None, model: str, key: str = _KEY, base: str | None = None
+) -> Tensor:
     """Return the values of a file as a vector [num_values].
 
     Args:
@@ -65,9 +74,11 @@ def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: s
         sha256: What the file must have; None: whatever it has.
         model: The model's name, for messages.
         key: Where the file was given, likewise.
+        base: SHA-256 of the model's constants; None: it has none.
 
     Raises:
-        DataError: The file can't be read, is another one than it was, or does not have the model's tensors.
+        DataError: The file can't be read, is another one than it was, does not have the model's tensors, or was trained
+            on other constants.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -80,13 +91,34 @@ def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: s
     if sha256 is not None and digest != sha256:
         raise DataError(
             f"{key}: {file} has the SHA-256 {digest}, but the configuration was made with {sha256}; put the former file"
-            " there, or remove model.init_sha256"
+            " there, or remove {key.rpartition('.')[0]}.{'init' if key == _KEY else 'base'}_sha256"
         )
     try:
         tensors: Mapping[str, Tensor] = load(data)
     except (SafetensorError, ValueError) as error:
         raise DataError(f"{key}: {file} is no safetensors file: {error}") from error
+    check_base(data, base, source=f"{key}: {file}")
     return weights_vector(tensors, layout, source=f"{key}: {file}", model=model)
+
+
+def check_base(data: bytes, base: str | None, *, source: str) -> None:
+    """Refuse values that were trained on another base than the model's: they mean nothing there.
+
+    Args:
+        data: A safetensors file; one that names no base passes.
+        base: SHA-256 of the model's constants; None: it has none.
+        source: The file, for messages.
+
+    Raises:
+        DataError: The file names another base.
+    """
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    named = header.get("__metadata__", {}).get(BASE)
+    if named is not None and named != base:
+        raise DataError(
+            f"{source}: its values were trained on a frozen base with the SHA-256 {named}, but this model's base has"
+            f" {base}; give the same model.adapter, model and seed as there"
+        )
 
 
 def weights_vector(tensors: Mapping[str, Tensor], layout: FlatLayout, *, source: str, model: str) -> Tensor:

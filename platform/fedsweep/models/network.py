@@ -10,12 +10,14 @@ Shape letters: B batch, C classes, D features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.unit_groups import UnitGroup, unit_group
+from fedsweep.trees import still_layers
 
 InputShape = tuple[int, int, int]
 # Measured (docs/speed.md): up to here every network gained, ResNet-18 and VGG-11 with 512 lost.
@@ -25,8 +27,8 @@ _MOST_CHANNELS = 256
 class Network(nn.Module, ABC):
     """A classifier of images, split into features and head.
 
-    Parameters are never tied or parametrized, and float buffers are the statistics of batch norm: an executor may
-    rebind the data of both as views into one flat tensor.
+    Parameters are never parametrized, and float buffers are the statistics of batch norm: an executor may rebind the
+    data of both as views into one flat tensor. What is not trained stays as it is built, see :mod:`fedsweep.trees`.
 
     Attributes:
         input_shape: Channels, height and width of one sample.
@@ -50,6 +52,7 @@ class Network(nn.Module, ABC):
         channels, height, width = input_shape
         self.input_shape = (int(channels), int(height), int(width))
         self.num_classes = int(num_classes)
+        self._still: list[nn.Module] = []
 
     @property
     @abstractmethod
@@ -74,6 +77,17 @@ class Network(nn.Module, ABC):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits ``[B, C]`` of inputs ``[B, channels, height, width]``."""
         return self.head(self.features(inputs))
+
+    def hold_still(self) -> None:
+        """Keep layers whose parameters are frozen from gathering statistics, from now on: they are part of the base."""
+        self._still = [layer for layer in still_layers(self) if [*layer.buffers(recurse=False)]]
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch's, but for layers that are held still."""
+        super().train(mode)
+        for layer in self._still:
+            layer.training = False
+        return self
 
     def arranged(self, inputs: Tensor) -> Tensor:
         """Return the same inputs as they best lie in memory."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fedsweep.errors import ConfigError, lacks_memory
+from fedsweep.models.adapters import Adapter
 from fedsweep.models.network import InputShape, Network, gains_by_pixels_last
 from fedsweep.models.networks.chains import Cnn, ConvNet3, FeddhadCnn, FedstgCnn, LeNet5, Mlp, Vgg11
 from fedsweep.models.networks.resnet import FeddhadResNet18, ResNet18
@@ -92,10 +93,18 @@ def make_network(
     with _seeded(stream):
         if name not in MODELS:
             model = call_builder("model", name, made, gives=object)
-            return adopt(model, name=name, input_shape=input_shape, num_classes=num_classes)
+            network = adopt(model, name=name, input_shape=input_shape, num_classes=num_classes)
+            network.hold_still()
+            return network
         network = typing.cast(Network, made())
     network.pixels_last = gains_by_pixels_last(network)
     return network
+
+
+def adapt(network: Network, adapter: Adapter, stream: Stream) -> None:
+    """Attach an adapter to a network, its initial values determined by the stream."""
+    with _seeded(stream):
+        adapter.attach(network)
 
 
 @contextmanager

@@ -112,7 +112,8 @@ def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Te
     # Handing deepcopy the sliced tensors as already copied spares a copy of the full ones.
     memo: dict[int, object] = {}
     for name, parameter in model.named_parameters():
-        cut = _sliced(parameter, index.get(name, ()))
+        is_whole_constant = not parameter.requires_grad and name not in index
+        cut = parameter.detach() if is_whole_constant else _sliced(parameter, index.get(name, ()))
         memo[id(parameter)] = nn.Parameter(cut, requires_grad=parameter.requires_grad)
     for name, buffer in model.named_buffers():
         memo[id(buffer)] = _sliced(buffer, index.get(name, ()))

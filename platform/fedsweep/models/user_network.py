@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network, gains_by_pixels_last
 from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.trees import constants, copied, trained_params
 
 _PREFIX = "module"
 
@@ -93,6 +94,7 @@ def adopt(module: object, *, name: str, input_shape: InputShape, num_classes: in
     if isinstance(network, UserNetwork):
         network._feature_width = features.shape[1]
     _check_parameters(network, name=name)
+    _check_derived(network, name=name)
     return network
 
 
@@ -130,14 +132,34 @@ def _takes_pixels_last(network: Network) -> bool:
     return True
 
 
+def _check_derived(network: Network, *, name: str) -> None:
+    """Refuse buffers that are left out of ``state_dict``, and so do not travel, but change in training."""
+    before = {path: value for path, value in constants(network).items() if not isinstance(value, nn.Parameter)}
+    if not before:
+        return
+    tried = copied(network).train()
+    with torch.no_grad():
+        tried(torch.zeros(2, *network.input_shape))
+    after = dict(tried.named_buffers())
+    if changed := [path for path, value in before.items() if not torch.equal(after[path], value)]:
+        raise ConfigError(
+            f"model {name!r}: the buffer {changed[0]!r} changes in training, but state_dict leaves it out; register it"
+            " with persistent=True"
+        )
+
+
 def _check_parameters(network: Network, *, name: str) -> None:
+    groups = network.unit_groups()
+    cut = {name for group in groups for name, *_ in (*group.produced, *group.consumed)}
     seen: dict[int, str] = {}
     for path, parameter in network.named_parameters(remove_duplicate=False):
-        if id(parameter) in seen:
+        first = seen.setdefault(id(parameter), path)
+        if first != path and {first, path} & cut:
             raise ConfigError(
-                f"model {name!r} must not tie parameters, but {seen[id(parameter)]!r} and {path!r} are the same; "
-                "give each its own"
+                f"model {name!r} must not tie parameters of a unit group, but {first!r} and {path!r} are the same; "
+                "give each its own, or leave them out of unit_groups"
             )
-        seen[id(parameter)] = path
+    if not trained_params(network):
+        raise ConfigError(f"model {name!r} must train at least one parameter, but none has requires_grad")
     if any(parametrize.is_parametrized(module) for module in network.modules()):
         raise ConfigError(f"model {name!r} must not use torch's parametrizations; remove them (parametrize.remove_...)")

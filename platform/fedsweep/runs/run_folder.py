@@ -22,6 +22,7 @@ from torch import Tensor
 from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_internals import RAY_LOG
+from fedsweep.models.initial import BASE, check_base
 from fedsweep.records import RoundRecord
 from fedsweep.runs.tables.rounds import GrowingTable, check_round_table, table_to_records
 
@@ -214,8 +215,12 @@ class RunFolder:
         """True where a table of rounds has been written."""
         return (self.path / ROUNDS).is_file()
 
-    def write_model(self, state: Mapping[str, Tensor]) -> str:
+    def write_model(self, state: Mapping[str, Tensor], *, base: str | None = None) -> str:
         """Write the model's tensors; equal tensors give equal bytes.
+
+        Args:
+            state: By name.
+            base: SHA-256 of the constants that they were trained on; None: there are none.
 
         Returns:
             The file's SHA-256, in hexadecimal digits.
@@ -226,17 +231,19 @@ class RunFolder:
         tensors = {
             name: state[name].detach().cpu().clone(memory_format=torch.contiguous_format) for name in sorted(state)
         }
-        data = save(tensors)
+        data = save(tensors, metadata=None if base is None else {BASE: base})
         self._write(MODEL, data)
         return hashlib.sha256(data).hexdigest()
 
-    def read_model(self, *, num_values: int) -> dict[str, Tensor]:
+    def read_model(self, *, num_values: int, base: str | None = None) -> dict[str, Tensor]:
         """Read the model's tensors, by name.
 
         Args:
             num_values: Scalars that it should have; a file that is much larger is refused before it is read.
+            base: SHA-256 of the model's constants; None: it has none.
 
         Raises:
+            DataError: They were trained on other constants.
             OutputError: The file is missing or damaged, or is not the one that ``result.json`` names.
         """
         from safetensors import SafetensorError
@@ -251,6 +258,7 @@ class RunFolder:
             tensors: dict[str, Tensor] = load(data)
         except (SafetensorError, ValueError) as error:
             raise OutputError(f"{self.path / MODEL}: not a safetensors file: {error}") from error
+        check_base(data, base, source=str(self.path / MODEL))
         return tensors
 
     def model_bytes(self) -> int:

@@ -1,0 +1,278 @@
+"""Frozen bases: what is not trained keeps its bits, is there once, travels nowhere; LoRA is LoRA."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from ray_pool import Pool, play
+from torch import Tensor, nn
+
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.api import load_model, run
+from fedsweep.catalog import build_method
+from fedsweep.client.messages import LaneSettings
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.shards import batch_order
+from fedsweep.components.local import eval_copy
+from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run
+from fedsweep.errors import InputError
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.models.adapters import Adapter, Lora, LoraLinear, Part
+from fedsweep.models.network import Network
+from fedsweep.models.networks.chains import FedstgCnn, Mlp
+from fedsweep.models.networks.vit import VitTiny
+from fedsweep.models.registry import adapt
+from fedsweep.records import ClientWork
+from fedsweep.streams import stream
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.trees import constants, constants_sha256, layout_of, load_vector, moving_buffers, trained_params
+
+torch.set_num_threads(1)
+TINY: dict[str, Any] = {
+    "scenario": {"clients": 4},
+    "training": {"rounds": 2, "cohort_size": 2, "local_steps": 2, "batch_size": 8},
+    "runtime": {"backend": "local"},
+    "tracking": {"uri": "none"},
+}
+
+
+def adapted(network: Network, adapter: Adapter) -> Network:
+    adapt(network, adapter, stream(3, "adapter"))
+    return network
+
+
+def small(adapter: Adapter | None = None) -> Network:
+    network = Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+    return adapted(network, adapter or Lora(rank=2))
+
+
+def test_a_new_lora_is_its_base_and_begins_as_the_paper_says() -> None:
+    plain = VitTiny(input_shape=(3, 32, 32), num_classes=5)
+    inputs = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    before = plain.eval()(inputs)
+    names = [name for name, _ in plain.named_parameters()]
+    network = adapted(plain, Lora(rank=4, targets=("query", "value")))
+    assert torch.equal(network(inputs), before)
+    assert set(trained_params(network)) == {
+        f"{path}.{part}.weight"
+        for path, layer in network.named_modules()
+        if isinstance(layer, LoraLinear)
+        for part in ("down", "up")
+    }
+    assert all(path.endswith((".query", ".value")) for path, x in network.named_modules() if isinstance(x, LoraLinear))
+    assert sorted(constants(network)) == sorted(names)
+
+
+def plain_lora(experiment: Experiment, steps: int, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """LoRA as one writes it down: y = W x + b + U D x, plain SGD on U and D."""
+    model = experiment.build_model()
+    fixed = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    own = {name: p.detach().clone().requires_grad_() for name, p in trained_params(model).items()}
+    layers = [name.removesuffix(".down.weight") for name in own if name.endswith("down.weight")]
+    for inputs, targets in batches[:steps]:
+        x = inputs.flatten(1)
+        for layer in layers:
+            y = x @ fixed[f"{layer}.weight"].T + fixed[f"{layer}.bias"]
+            y = y + x @ own[f"{layer}.down.weight"].T @ own[f"{layer}.up.weight"].T
+            x = y.relu() if layer != layers[-1] else y
+        gradients = torch.autograd.grad(F.cross_entropy(x, targets), list(own.values()))
+        own = {
+            name: (value - 0.1 * gradient).detach().requires_grad_()
+            for (name, value), gradient in zip(own.items(), gradients, strict=True)
+        }
+    return own
+
+
+def test_one_clients_lora_is_plain_lora() -> None:
+    experiment = tiny_experiment(fedavg(), num_clients=1, cohort_size=1, rounds=1, local_steps=7, build=small)
+    data, indices = experiment.world.data, experiment.world.indices[0]
+    work = ClientWork(steps=7, batch_size=4, whole_batches=True, num_samples=len(indices))
+    order = batch_order(work, stream(0, "batches", 1, 0))
+    batches = [
+        (torch.from_numpy(data.images[indices[own]]), torch.from_numpy(data.labels[indices[own]])) for own in order
+    ]
+    expected = plain_lora(experiment, 7, batches)
+    engine = local_engine(replace(experiment, training=replace(experiment.training, equal_steps=True)))
+    final = engine.layout.views(run_rounds(engine).vector)
+    assert set(final) == set(expected)
+    for name, value in final.items():
+        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OptimizerSettings(),
+        OptimizerSettings(momentum=0.9, weight_decay=0.1),
+        OptimizerSettings(name="adam", weight_decay=0.1),
+        OptimizerSettings(clip_norm=0.1),
+    ],
+    ids=["sgd", "momentum and decay", "adam and decay", "clipped"],
+)
+@pytest.mark.parametrize("lanes", [None, LaneSettings(width=3)], ids=["loop", "lanes"])
+def test_frozen_values_keep_their_bits(settings: OptimizerSettings, lanes: LaneSettings | None) -> None:
+    experiment = replace(tiny_experiment(fedavg(), build=small, optimizer=settings), lanes=lanes)
+    fleet = LocalFleet(experiment)
+    module = fleet._worker._full_slot.module
+    before = {name: value.detach().clone() for name, value in constants(module).items()}
+    engine = local_engine(experiment)
+    engine = type(engine)(experiment, fleet)
+    state = run_rounds(engine)
+    assert not torch.equal(state.vector, experiment.initial_vector)
+    assert all(torch.equal(value, before[name]) for name, value in constants(module).items())
+
+
+def test_lanes_are_the_loop() -> None:
+    experiment = tiny_experiment(fedavg(), build=small, double=True)
+    alone = run_rounds(local_engine(experiment)).vector
+    together = run_rounds(local_engine(replace(experiment, lanes=LaneSettings(width=3)))).vector
+    torch.testing.assert_close(alone, together, atol=1e-12, rtol=0)
+
+
+@pytest.mark.ray
+def test_actors_give_the_bits_of_one_process(pool: Pool, tmp_path: Path) -> None:
+    run({**TINY, "model": {"name": "mlp"}}, out=tmp_path / "base")
+    adapter = {"kind": "lora", "rank": 2, "base": str(tmp_path / "base")}
+    experiment = plan_run(load_config({**TINY, "model": {"name": "mlp", "adapter": adapter}})).experiment
+    found, _ = play(pool, experiment, 2)
+    assert torch.equal(found.vector, run_rounds(local_engine(experiment)).vector)
+
+
+def test_bytes_are_the_adapters_and_the_base_is_there_once() -> None:
+    experiment = tiny_experiment(fedavg(), build=small)
+    values = 2 * (6 + 8) + 2 * (8 + 8) + 2 * (8 + 4)
+    assert experiment.layout.num_values == len(experiment.initial_vector) == values
+    record = run_rounds(local_engine(experiment)).records[-1]
+    assert record.bytes_up == record.bytes_down == 3 * 4 * values
+    places = {name: value.data_ptr() for name, value in constants(experiment.template).items()}
+    for other in (experiment.new_model(), experiment.shown_model, eval_copy(experiment.template)):
+        assert {name: value.data_ptr() for name, value in constants(other).items()} == places
+        own = {value.data_ptr() for value in trained_params(other).values()}
+        assert not own & {value.data_ptr() for value in trained_params(experiment.template).values()}
+
+
+class LowPrecision(nn.Module):
+    """A base of another type, with tied weights, a table and a frozen batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 6, bias=False).bfloat16().requires_grad_(False)
+        self.again = self.base
+        self.norm = nn.BatchNorm1d(6).requires_grad_(False)
+        self.first, self.last = nn.Linear(6, 6, bias=False), nn.Linear(6, 4)
+        self.second = self.first
+        self.register_buffer("table", torch.arange(6.0), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = inputs.flatten(1)
+        x = self.again(self.base(x.to(torch.bfloat16))).to(x.dtype)
+        out: Tensor = self.last(self.second(self.first(self.norm(x) + self.table)))
+        return out
+
+
+def test_a_base_may_be_of_any_type_and_weights_may_be_tied() -> None:
+    model = LowPrecision()
+    assert layout_of(model).names == ("first.weight", "last.weight", "last.bias")
+    assert sorted(constants(model)) == [
+        "base.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.weight",
+        "table",
+    ]
+    experiment = tiny_experiment(fedavg(), build=LowPrecision)
+    state = run_rounds(local_engine(experiment))
+    assert len(state.vector) == 36 + 24 + 4 and not torch.equal(state.vector, experiment.initial_vector)
+    moved = experiment.new_model()
+    load_vector(moved, experiment.layout, state.vector)
+    assert moved.get_parameter("second.weight") is moved.get_parameter("first.weight")
+
+
+def test_statistics_of_a_frozen_layer_stay() -> None:
+    network = adapted(FedstgCnn(input_shape=(3, 8, 8), num_classes=4), Part(train=("classifier",)))
+    assert not moving_buffers(network)
+    before = constants_sha256(network)
+    network.train()(torch.randn(4, 3, 8, 8))
+    assert network.training and constants_sha256(network) == before
+    whole = FedstgCnn(input_shape=(3, 8, 8), num_classes=4)
+    assert len(moving_buffers(whole)) == 6 and constants_sha256(whole) is None
+
+
+def test_torchs_own_encoder_takes_its_adapters_into_account_when_it_is_tested() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            answer: Tensor = self.layer(inputs)
+            return answer
+
+    model = Encoder().eval()
+    inputs = torch.randn(2, 3, 8)
+    model.requires_grad_(False)
+    Lora(rank=2, targets=("linear1",)).add_to(model)  # type: ignore[arg-type]
+    for value in trained_params(model).values():
+        nn.init.constant_(value, 0.5)
+    with torch.inference_mode():
+        quick = model(inputs)
+    torch.testing.assert_close(quick, model(inputs).detach())
+
+
+@pytest.mark.parametrize(
+    "adapter, message",
+    [
+        ({"kind": "lora", "targets": ["clasifier"]}, "did you mean 'classifier'"),
+        ({"kind": "lora", "rank": 0}, "model.adapter.rank must be an integer >= 1"),
+        ({"kind": "lora", "targets": ["classifier"], "train": ["classifier"]}, "is in targets and in train"),
+        ({"kind": "part"}, "nothing would be trained"),
+        ({"kind": "lore"}, "did you mean 'lora'"),
+        ({"kind": "lora", "base": "/nowhere"}, "model.adapter.base: /nowhere is neither a folder nor a file"),
+    ],
+)
+def test_a_wrong_adapter_is_refused(adapter: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        run({**TINY, "model": {"name": "mlp", "adapter": adapter}}, out=tmp_path / "run")
+
+
+def test_methods_that_leave_out_units_are_refused() -> None:
+    method = build_method({"name": "heterofl"})
+    with pytest.raises(InputError, match="lists no unit groups"):
+        local_engine(tiny_experiment(method, build=small)).start()
+
+
+def test_a_run_on_another_runs_model(tmp_path: Path) -> None:
+    run({**TINY, "model": {"name": "mlp"}}, out=tmp_path / "base")
+    adapter = {"kind": "lora", "rank": 2, "base": str(tmp_path / "base")}
+    result = run({**TINY, "model": {"name": "mlp", "adapter": adapter}}, out=tmp_path / "lora")
+    kept = result.config.tree()["model"]["adapter"]
+    assert kept["base"] == str(tmp_path / "base" / "model.safetensors") and len(kept["base_sha256"]) == 64
+    model, base = load_model(tmp_path / "lora"), load_model(tmp_path / "base")
+    for name, value in base.named_parameters():
+        assert torch.equal(model.get_parameter(name), value)
+    assert json.loads((tmp_path / "lora" / "result.json").read_text())["total_bytes"] == 2 * 2 * 2 * 4 * sum(
+        value.numel() for value in trained_params(model).values()
+    )
+    again = run({**TINY, "model": {"name": "mlp", "init_from": str(tmp_path / "lora"), "adapter": adapter}})
+    assert np.isfinite(again.to_pandas()["test_loss"]).all()
+
+
+def test_values_of_another_base_are_refused(tmp_path: Path) -> None:
+    adapter = {"kind": "lora", "rank": 2}
+    run({**TINY, "model": {"name": "mlp", "adapter": adapter}}, out=tmp_path / "lora")
+    with pytest.raises(InputError, match="trained on a frozen base with the SHA-256"):
+        run({**TINY, "seed": 1, "model": {"name": "mlp", "adapter": adapter, "init_from": str(tmp_path / "lora")}})
+    config = tmp_path / "lora" / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 1", 1))
+    with pytest.raises(InputError, match="trained on a frozen base with the SHA-256"):
+        load_model(tmp_path / "lora")
