@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -260,9 +259,8 @@ def test_a_run_on_another_runs_model(tmp_path: Path) -> None:
     model, base = load_model(tmp_path / "lora"), load_model(tmp_path / "base")
     for name, value in base.named_parameters():
         assert torch.equal(model.get_parameter(name), value)
-    assert json.loads((tmp_path / "lora" / "result.json").read_text())["total_bytes"] == 2 * 2 * 2 * 4 * sum(
-        value.numel() for value in trained_params(model).values()
-    )
+    rows, values = result.to_pandas(), sum(value.numel() for value in trained_params(model).values())
+    assert (rows["bytes_up"] == 2 * 4 * values).all() and (rows["bytes_down"] == 2 * 4 * values).all()
     again = run({**TINY, "model": {"name": "mlp", "init_from": str(tmp_path / "lora"), "adapter": adapter}})
     assert np.isfinite(again.to_pandas()["test_loss"]).all()
 
