@@ -90,6 +90,14 @@ def reproduce(
             help="Only runs that fit into so much time here, in the table's order: 90m, 10h, 2d; --dry-run says which.",
         ),
     ] = None,
+    runs_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Take finished runs as they are from another table's runs.json, e.g. of another machine; repeatable.",
+        ),
+    ] = None,
     fresh: Fresh = False,
     allow_changed_code: AllowChangedCode = False,
     dry_run: DryRun = False,
@@ -109,7 +117,7 @@ def reproduce(
 
     folder = SweepFolder(out) if out is not None else None
     if table is None:
-        request = _begun(folder, options=(scale, rows, columns, seeds, overrides), resume=resume)
+        request = _begun(folder, options=(scale, rows, columns, seeds, overrides, runs_from), resume=resume)
     else:
         request = TableRequest(
             table=table,
@@ -118,11 +126,19 @@ def reproduce(
             columns=columns,
             seeds=None if not seeds else tuple(parse_seeds(",".join(seeds))),
             overrides=tuple(overrides or ()),
+            runs_from=tuple(map(str, runs_from or ())),
         )
     if within is not None:
         request = _fitting(request, within, is_free=not (resume or costs_only))
-    task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
-    task = replace(task, fresh=fresh, allow_changed_code=allow_changed_code)
+    task = begin(
+        request,
+        folder,
+        resume=resume,
+        overwrite=overwrite,
+        costs_only=costs_only,
+        allow_changed_code=allow_changed_code,
+    )
+    task = replace(task, fresh=fresh)
     if dry_run:
         print_dry(task)
     elif code := make(task, dashboard=dashboard, quiet=quiet):
@@ -139,8 +155,8 @@ def _begun(folder: SweepFolder | None, *, options: Sequence[object], resume: boo
         )
     if any(options):
         raise ConfigError(
-            "--resume without TABLE goes by what --out was begun with, so --scale, --rows, --columns, --seeds and --set"
-            " can't be given"
+            "--resume without TABLE goes by what --out was begun with, so --scale, --rows, --columns, --seeds, --set"
+            " and --from can't be given"
         )
     if not folder.path.is_dir():
         raise OutputError(f"{folder.path}: there is no such folder")

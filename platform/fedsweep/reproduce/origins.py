@@ -29,9 +29,20 @@ def with_origins(grid: Grid, views: Mapping[Cell, RunView | str], folder: Path) 
             f"{len(taken)} of {len(runs)} runs were not made for this table: they are those of {places}, of the same"
             " configurations and the same code."
         )
+    if commit_by_key := {
+        path.name: run.result.get("git_commit") for path, run in runs.items() if path.parent != folder
+    }:
+        commits = ", ".join(dict.fromkeys(str(commit)[:9] for commit in commit_by_key.values()))
+        notes.append(
+            f"{len(commit_by_key)} of {len(runs)} runs were made before, at commit {commits}, and given by --from."
+        )
     if changed := _changed([*runs.values()]):
         notes.append(f"The runs are not all of the same code; in some, others were: {', '.join(changed)}.")
-    setting = {**grid.setting, **({"taken_over": taken} if taken else {})}
+    setting = {
+        **grid.setting,
+        **({"taken_over": taken} if taken else {}),
+        **({"given": commit_by_key} if commit_by_key else {}),
+    }
     return replace(grid, setting=setting, notes=(*grid.notes, *notes))
 
 

@@ -42,6 +42,7 @@ class TableRequest:
         columns: Likewise.
         seeds: None: the scale's own.
         overrides: ``KEY=VALUE`` texts, over everything else.
+        runs_from: Files ``runs.json`` of other tables, or folders with one, whose runs are taken as they are.
         chosen: Of these cells the ones that are run, each as row, column and seed; None: all.
     """
 
@@ -51,6 +52,7 @@ class TableRequest:
     columns: str | None = None
     seeds: tuple[int, ...] | None = None
     overrides: tuple[str, ...] = ()
+    runs_from: tuple[str, ...] = ()
     chosen: tuple[tuple[str, str, int], ...] | None = None
 
 

@@ -6,20 +6,23 @@ under somebody's eyes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import read_table
+from fedsweep.reproduce.given import RUNS_FILE, read_runs, taken_from_files, write_runs
 from fedsweep.reproduce.measured.grid import Grid, measured, views_of
 from fedsweep.reproduce.measured.table_kind import table_kind
 from fedsweep.reproduce.origins import with_origins
 from fedsweep.reproduce.outputs import FIGURES, MEASURED, Table, has_outputs, remove_outputs, write_outputs
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, finished_elsewhere, reproduction
-from fedsweep.results.view import RunView
+from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.folder_lock import sole_writer
@@ -68,6 +71,7 @@ class Task:
         costs_only: Only measures that need no training.
         fresh: Take no runs over from tables beside this one.
         allow_changed_code: Keep the folder's runs that other sources made.
+        given_runs: Key of a run -> what it came to elsewhere; such runs are taken as they are.
     """
 
     reproduction: Reproduction
@@ -77,6 +81,13 @@ class Task:
     costs_only: bool
     fresh: bool = False
     allow_changed_code: bool = False
+    given_runs: Mapping[str, RunView] = field(default_factory=dict)
+
+    @cached_property
+    def left(self) -> Reproduction:
+        """The same table with the cells whose runs are not given; the folder's plan has these."""
+        whole = self.reproduction
+        return replace(whole, cells=tuple(cell for cell in whole.cells if whole.keys[cell] not in self.given_runs))
 
     @property
     def has_runs(self) -> bool:
@@ -91,7 +102,7 @@ class Task:
         """
         from fedsweep.sweeps.prepare import prepare
 
-        reproduction = self.reproduction
+        reproduction = self.left
         if self.going_on:
             reproduction.check_same(self.folder)
         trials = [(trial, reproduction.firsts[key].config) for key, trial in reproduction.by_key.items()]
@@ -138,18 +149,15 @@ class Task:
             grid = self._measured_alone(notify)
             pictures = sorted((path / FIGURES).glob("*"))
         else:
-            prepared = self.prepared()
-            going_on = self.going_on and prepared.is_done
-            if not going_on:
-                remove_outputs(path)
-                going_on = self._take_over(prepared, notify) or self.going_on
-            run(prepared, going_on)
-            views = views_of(reproduction.table, reproduction.folders(path))
+            self._run_left(run, notify)
+            views = views_of(reproduction.table, self._runs())
             grid = measured(reproduction.table, views, scale=reproduction.request.scale)
             grid = with_origins(grid, views, path)
             pictures, problems = _drawn(reproduction, grid, views, folder=path)
         grid = replace(grid, rows=tuple(reproduction.rows), columns=tuple(reproduction.columns))
         files = write_outputs(grid, path)
+        if self.has_runs:
+            files.append(self._write_finished())
         return Reproduced(
             folder=path,
             grid=grid,
@@ -157,6 +165,38 @@ class Task:
             pictures=tuple(pictures),
             problems=(*grid.problems, *problems),
         )
+
+    def _run_left(self, run: Callable[[PreparedSweep, bool], object], notify: Callable[[str], None]) -> None:
+        """Run, or take over, the cells whose runs are not given; the given ones stay in the folder from then on."""
+        path = self.folder.path
+        prepared = self.prepared() if self.left.cells else None
+        if not self.going_on:
+            write_runs(self.given_runs, path)
+        if prepared is None:
+            if not self.going_on:
+                plan = SweepPlan(config_tree=self.left.config.given, trials=(), request=self.left.plan_request)
+                self.folder.create(plan, config_yaml=None, overwrite=self.overwrite)
+            return
+        going_on = self.going_on and prepared.is_done
+        if not going_on:
+            remove_outputs(path)
+            going_on = self._take_over(prepared, notify) or self.going_on
+        run(prepared, going_on)
+
+    def _runs(self) -> dict[Cell, Path | RunView]:
+        """Return the cells' runs, in the cells' order: those that are given, and the folders of the others."""
+        folders, keys = self.left.folders(self.folder.path), self.reproduction.keys
+        return {cell: folders.get(cell) or self.given_runs[keys[cell]] for cell in self.reproduction.cells}
+
+    def _write_finished(self) -> Path:
+        """Write what all runs came to that have finished, so that another table can take them."""
+        path, runs = self.folder.path, dict(self.given_runs)
+        for key, trial in self.left.by_key.items():
+            if self.folder.has_finished(trial):
+                with contextlib.suppress(InputError):  # what is damaged stands among the table's problems
+                    view = load_run(path / trial.folder)
+                    runs |= {key: view} if view.status == "finished" else {}
+        return write_runs(runs, path)
 
     def _measured_alone(self, notify: Callable[[str], None]) -> Grid:
         """Measure the cells of a kind that has no runs."""
@@ -186,7 +226,7 @@ class Task:
 
         if self.fresh:
             return False
-        runs, refused = finished_elsewhere(self.reproduction, self.folder)
+        runs, refused = finished_elsewhere(self.left, self.folder)
         if refused:
             notify(not_taken(refused))
         if not runs:
@@ -239,12 +279,18 @@ def reproduce_table(
 
 
 def begin(
-    request: TableRequest, folder: SweepFolder | None, *, resume: bool, overwrite: bool, costs_only: bool
+    request: TableRequest,
+    folder: SweepFolder | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+    costs_only: bool,
+    allow_changed_code: bool = False,
 ) -> Task:
     """Read a table and check that its folder, None for one of its own, may be used; nothing is loaded or written.
 
     Raises:
-        InputError: There is no such table or scale, a setting is wrong, or the folder is in use.
+        InputError: There is no such table or scale, a setting is wrong, the folder is in use, or runs can't be given.
     """
     if resume and (folder is None or overwrite or costs_only):
         raise ConfigError("--resume goes on with --out DIR; give that, and neither --overwrite nor --costs-only")
@@ -259,7 +305,29 @@ def begin(
             raise OutputError(f"{folder.path} is in use already ({MEASURED}); replace it with --overwrite")
     if costs_only:
         _check_costs(whole, folder)
-    return Task(reproduction=whole, folder=folder, going_on=going_on, overwrite=overwrite, costs_only=costs_only)
+    if request.runs_from and (resume or costs_only or not whole.table.has_runs):
+        raise ConfigError(
+            "--from begins a table of runs, so neither --resume nor --costs-only goes with it: a folder that was begun"
+            " with given runs keeps them"
+        )
+    return Task(
+        reproduction=whole,
+        folder=folder,
+        going_on=going_on,
+        overwrite=overwrite,
+        costs_only=costs_only,
+        allow_changed_code=allow_changed_code,
+        given_runs=_begun_with(folder)
+        if going_on
+        else taken_from_files(request.runs_from, whole.sources, allow_changed_code=allow_changed_code),
+    )
+
+
+def _begun_with(folder: SweepFolder) -> dict[str, RunView]:
+    """Return the runs that a table's folder was given when it was begun: those in its file that its plan has not."""
+    path, own = folder.path / RUNS_FILE, folder.read_plan().request.get("keys", {})
+    played = set(own.values()) if isinstance(own, Mapping) else set()
+    return {key: run for key, run in read_runs(path).items() if key not in played} if path.is_file() else {}
 
 
 def _shortened(whole: Reproduction) -> Reproduction:

@@ -22,21 +22,24 @@ def print_dry(task: Task) -> None:
     from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.reproduce.costs import costs_of
 
-    reproduction = task.reproduction
+    reproduction = task.left
     at = f"{reproduction.table.name} at scale {reproduction.request.scale}"
-    if task.has_runs:
+    if task.has_runs and not reproduction.cells:
+        print(f"{at}: nothing is left to be run, --from has all of it")
+    elif task.has_runs:
         costs = costs_of(reproduction)
         if not costs.absent:
             print_trials(task.prepared().entries, heading="row | column")
         _print_costs(costs)
         rounds = sum(cell.config.training.rounds for cell in reproduction.firsts.values())
-        print(f"{at}: {len(reproduction.firsts)} runs, {rounds} rounds in all")
-        return
-    table = make_table("row | column", "seed")
-    for cell in reproduction.cells:
-        table.add_row(cell.label, str(cell.seed))
-    make_console().print(table, markup=False)
-    print(f"{at}: {len(reproduction.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
+        more = f"; {len(task.given_runs)} more are given" if task.given_runs else ""
+        print(f"{at}: {len(reproduction.firsts)} runs, {rounds} rounds in all{more}")
+    else:
+        table = make_table("row | column", "seed")
+        for cell in reproduction.cells:
+            table.add_row(cell.label, str(cell.seed))
+        make_console().print(table, markup=False)
+        print(f"{at}: {len(reproduction.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
 
 
 def _print_costs(costs: TableCosts) -> None:

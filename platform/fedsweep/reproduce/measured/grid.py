@@ -153,17 +153,17 @@ class Grid:
         return [f"{', '.join(names)}: {text}" for text, names in rows.items()]
 
 
-def views_of(table: TableFile, folders: Mapping[Cell, Path]) -> dict[Cell, RunView | str]:
-    """Return each cell's run as its folder tells of it, which need not be there; or why it can't be read."""
-    return {cell: _view_of(folder, cell, table.row(cell.row)) for cell, folder in folders.items()}
+def views_of(table: TableFile, runs: Mapping[Cell, Path | RunView]) -> dict[Cell, RunView | str]:
+    """Return each cell's run as it was given, or as its folder, which need not be there, tells; or why that fails."""
+    return {cell: _view_of(run, cell, table.row(cell.row)) for cell, run in runs.items()}
 
 
-def _view_of(folder: Path, cell: Cell, row: Row) -> RunView | str:
-    if not (folder / CONFIG).is_file():
+def _view_of(run: Path | RunView, cell: Cell, row: Row) -> RunView | str:
+    if isinstance(run, Path) and not (run / CONFIG).is_file():
         return "it was not run"
     try:
         # The run may be another cell's too, which reads it with other targets.
-        view = replace(load_run(folder), config=cell.config.tree())
+        view = replace(load_run(run) if isinstance(run, Path) else run, config=cell.config.tree())
     except InputError as error:
         return str(error)
     return view.judged_by(row.accuracy) if row.accuracy else view

@@ -1,0 +1,116 @@
+"""Finished runs that a table takes from another's ``runs.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.errors import ConfigError, OutputError
+from fedsweep.reproduce.given import RUNS_FILE, read_runs, taken_from_files, write_runs
+from fedsweep.reproduce.reproduction import TableRequest
+from fedsweep.reproduce.task import begin, reproduce_table
+from fedsweep.results.view import load_run
+from fedsweep.sweeps.sweep_folder import SweepFolder
+
+KEY, OTHER = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def kept(make_run: Callable[..., Path], tmp_path: Path) -> Path:
+    """A file with one finished run of three rounds."""
+    columns = {"test_accuracy": [0.5, None, 0.1 + 0.2], "test_loss": [1.0, None, float("inf")], "bytes_up": [7, 7, 7]}
+    run = make_run(tmp_path / "run", columns=columns, sources={"fedsweep": "0"}, git_commit="c" * 40)
+    return write_runs({KEY: load_run(run)}, tmp_path / "kept")
+
+
+def test_a_kept_run_is_the_run_to_the_last_bit_but_for_what_is_no_number(kept: Path, tmp_path: Path) -> None:
+    run, again = load_run(tmp_path / "run"), read_runs(kept)[KEY]
+    for name in ("round", "test_accuracy", "test_loss", "bytes_up", "lr", "comm_ratio", "total_bytes"):
+        assert list(again.column(name)) == list(run.column(name))
+    assert again.result == run.result and again.rounds == 3
+    assert not {"cohort", "aggregation_weights", "timestamp_ms"} & again.columns.keys()
+    tree = json.loads(kept.read_text())["runs"][KEY]
+    assert tree["columns"]["bytes_up"] == 7 and tree["columns"]["test_loss"] == [1.0, None, "inf"]
+    write_runs(read_runs(kept), tmp_path / "twice")
+    assert (tmp_path / "twice" / RUNS_FILE).read_bytes() == kept.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": "fedsweep table"}, "not a runs.json"),
+        ({"version": 2}, "not a runs.json"),
+        ({"runs": None}, "damaged"),
+        ({"runs": {"../../etc": {"rounds": 1, "result": {}, "columns": {}}}}, "damaged"),
+        ({"runs": {KEY: {"rounds": 0, "result": {}, "columns": {}}}}, "damaged"),
+        ({"runs": {KEY: {"rounds": 1, "result": {"status": "failed"}, "columns": {"round": [1]}}}}, "has not finished"),
+        ({"runs": {KEY: {"rounds": 1, "result": {"status": "finished"}, "columns": {}}}}, "not of 1 rounds"),
+        (
+            {"runs": {KEY: {"rounds": 2, "result": {"status": "finished"}, "columns": {"round": [1]}}}},
+            "not of 2 rounds",
+        ),
+        ({"runs": {KEY: {"rounds": 1, "result": {}, "columns": {"round": ["<script>"]}}}}, "damaged"),
+        ({"runs": {KEY: {"rounds": 10**9, "result": {"status": "finished"}, "columns": {"round": 1}}}}, "figures"),
+        ({"runs": {KEY: {"rounds": 1, "result": {}, "columns": {"round": [1]}, "more": 1}}}, "damaged"),
+    ],
+)
+def test_a_file_of_somebody_elses_is_refused_in_one_line(change: dict[str, Any], said: str, kept: Path) -> None:
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | change))
+    with pytest.raises(OutputError, match=said) as caught:
+        read_runs(kept)
+    assert str(caught.value).startswith(str(kept)) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    for name, text in (("none.json", None), ("text.json", "hello"), ("list.json", "[]"), ("deep.json", "[" * 10**5)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(OutputError, match=name):
+            read_runs(tmp_path / name)
+
+
+def test_runs_of_other_code_stand_alone_but_not_beside_runs_to_come(kept: Path) -> None:
+    alone, both = {KEY: {"fedsweep": "1"}}, {KEY: {"fedsweep": "1"}, OTHER: {"fedsweep": "1"}}
+    assert [*taken_from_files([str(kept)], alone, allow_changed_code=False)] == [KEY]
+    assert [*taken_from_files([str(kept.parent)], both, allow_changed_code=True)] == [KEY]
+    with pytest.raises(
+        ConfigError, match=r"changed since: fedsweep.* beside 1 that are still to be run.*allow-changed"
+    ):
+        taken_from_files([str(kept)], both, allow_changed_code=False)
+    with pytest.raises(ConfigError, match="no run of those that are asked for"):
+        taken_from_files([str(kept)], {OTHER: {"fedsweep": "1"}}, allow_changed_code=False)
+
+
+def test_a_table_goes_on_in_portions_from_its_files_alone(table_path: Path, tmp_path: Path) -> None:
+    """One seed here, the other there; then both without a run, and the same again after --resume."""
+
+    def wanted(*seeds: int, runs_from: Path | None = None) -> TableRequest:
+        places = () if runs_from is None else (str(runs_from),)
+        return TableRequest(table=str(table_path), scale="small", seeds=seeds, runs_from=places)
+
+    first = reproduce_table(wanted(0), out=tmp_path / "here" / "first").folder / RUNS_FILE
+    second = reproduce_table(wanted(0, 1, runs_from=first), out=tmp_path / "there" / "second")
+    assert [path.name.partition("seed=")[2] for path in second.folder.glob("0*")] == ["1"]
+    whole = reproduce_table(wanted(0, 1), out=tmp_path / "whole", fresh=True)
+    assert second.grid.cells == whole.grid.cells and not second.problems
+    alone = reproduce_table(wanted(0, 1, runs_from=second.folder), out=tmp_path / "alone" / "table")
+    assert alone.grid.cells == whole.grid.cells and not [*alone.folder.glob("0*")]
+    assert any("2 of 2 runs were made before" in note for note in alone.grid.notes)
+    assert (alone.folder / RUNS_FILE).read_bytes() == (second.folder / RUNS_FILE).read_bytes()
+    for made in (second, alone):
+        again = reproduce_table(wanted(0, 1), out=made.folder, resume=True)
+        assert again.grid == made.grid
+
+
+def test_given_runs_go_with_a_new_table_of_runs_alone(table_path: Path, kept: Path, tmp_path: Path) -> None:
+    request, folder = (
+        TableRequest(table=str(table_path), scale="small", runs_from=(str(kept),)),
+        SweepFolder(tmp_path / "out"),
+    )
+    with pytest.raises(ConfigError, match="--from begins a table of runs"):
+        begin(request, folder, resume=True, overwrite=False, costs_only=False)
+    assert not folder.path.exists()
