@@ -23,7 +23,9 @@ from typing import Any
 _VARIABLE = "FEDSWEEP_USER_FOLDERS"
 # New objects between two searches; by default 700, and a driver and its actors look in vain while they import torch.
 _NEW_OBJECTS = 50_000
-_HOOK = f"{__name__}.begin_worker"
+# What Ray calls first in each worker.
+HOOK = f"{__name__}.begin_worker"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # glibc's names for mallopt: from which size a block is a mapping of its own, and how much free memory stays at the top.
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 _LARGEST_ON_HEAP, _FREE_THAT_STAYS = 2**30, 2**31 - 1
@@ -65,6 +67,7 @@ def begin_worker() -> None:
 
     It works in the driver's working folder, the last of them, where its node has that.
     """
+    os.environ.update(_ONE_THREAD)
     collect_seldom()
     keep_freed_memory()
     folders = os.environ.get(_VARIABLE, "").split(os.pathsep)
@@ -82,8 +85,8 @@ def worker_settings() -> Iterator[dict[str, Any]]:
     which Ray has read when ``ray.init`` returns; workers then go to the driver's (:func:`begin_worker`).
     """
     with tempfile.TemporaryDirectory(prefix="fedsweep-") as empty:
-        variables = {**_folder_variables(), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        yield {"runtime_env": {"worker_process_setup_hook": _HOOK, "env_vars": variables, "working_dir": empty}}
+        variables = {**worker_variables(), **_ONE_THREAD}
+        yield {"runtime_env": {"worker_process_setup_hook": HOOK, "env_vars": variables, "working_dir": empty}}
 
 
 @contextlib.contextmanager
@@ -100,8 +103,8 @@ def silenced(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _folder_variables() -> dict[str, str]:
-    """Return as a variable the script's own folder, where there is a script of the user's, and the working folder."""
+def worker_variables() -> dict[str, str]:
+    """Return what workers read when they begin: a script's own folder, where the user has one, and the working one."""
     script = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv and sys.argv[0] else ""
     folders = dict.fromkeys([*([script] if script in sys.path else []), os.getcwd()])
     return {_VARIABLE: os.pathsep.join(folders)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from fedsweep.cli import main
 from fedsweep.fleet import ray_internals
+from fedsweep.fleet.ray_quick_start import quick_settings
 from fedsweep.runs.run_folder import RunFolder
 
 TINY = """
@@ -21,23 +23,26 @@ scenario: {clients: 4, partition: {kind: iid}}
 training: {rounds: 2, cohort_size: 2, local_steps: 2}
 tracking: {uri: none}
 """
-# Each of Ray's own modules is read with another name in place of one of its names, as a later Ray may have it.
+# Ray's own modules are read with another name in place of each name that fedsweep takes, as a later Ray may have it.
 RENAMED = """
 import sys
 from importlib.machinery import PathFinder, SourceFileLoader
 
-NAME = sys.argv.pop(1)
+NAMES = sys.argv.pop(1).split()
 
 class Loader(SourceFileLoader):
     def get_code(self, fullname):
         source = self.get_data(self.path).decode()
-        return self.source_to_code(source.replace(NAME, NAME + "_renamed"), self.path)
+        for name in NAMES:
+            source = source.replace(name, name + "_renamed")
+        return self.source_to_code(source, self.path)
 
 class Finder:
     def find_spec(fullname, path=None, target=None):
-        spec = PathFinder.find_spec(fullname, path, target) if fullname.startswith("ray._private") else None
+        own = fullname.startswith(("ray._private", "ray.job_config"))
+        spec = PathFinder.find_spec(fullname, path, target) if own else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            if NAME in spec.loader.get_data(spec.origin).decode():
+            if any(name in spec.loader.get_data(spec.origin).decode() for name in NAMES):
                 spec.loader = Loader(fullname, spec.origin)
         return spec
 
@@ -46,6 +51,14 @@ from fedsweep.cli import main
 sys.exit(main())
 """
 PRINTS = "This Ray prints what it reports of the cluster here, not to ray.log"
+SLOWER = "Ray starts more slowly: this Ray has another name for what fedsweep leaves out"
+# The names of the quick start, and where Ray has them.
+QUICK = {
+    "WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "ray._private.ray_constants",
+    "start_monitor": "ray._private.node:Node",
+    "start_log_monitor": "ray._private.node:Node",
+    "start_api_server": "ray._private.node:Node",
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +73,43 @@ def local_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.ray
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("name", "sentences"),
-    [("start_ray_process", []), ("ENABLE_RAY_CLUSTER", []), ("print_to_stdstream", [PRINTS])],
-)
-def test_a_ray_with_another_name_gives_the_same_model(
-    name: str, sentences: list[str], local_model: str, tmp_path: Path
-) -> None:
+def test_a_ray_with_other_names_gives_the_same_model(local_model: str, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY + "runtime: {backend: ray, client_actors: 2}\n")
-    command = [sys.executable, "-c", RENAMED, name, "run", "tiny.yaml", "--out", "run"]
+    names = " ".join([*QUICK, "_py_driver_sys_path", "ENABLE_RAY_CLUSTER", "print_to_stdstream"])
+    command = [sys.executable, "-c", RENAMED, names, "run", "tiny.yaml", "--out", "run"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run/result.json").read_text())["model_sha256"] == local_model
-    assert [line for line in (done.stdout + done.stderr).splitlines() if "This Ray" in line] == sentences
+    (slower,) = [line for line in done.stderr.splitlines() if line.startswith(SLOWER)]
+    assert any(name in slower for name in QUICK)
+    assert PRINTS in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("name", [*QUICK, "_py_driver_sys_path"])
+def test_a_ray_without_one_name_is_started_by_public_settings_and_a_sentence_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if name in QUICK:
+        monkeypatch.delattr(pkgutil.resolve_name(QUICK[name]), name)
+    else:
+        monkeypatch.setattr("ray.job_config.JobConfig", SimpleNamespace)
+    with caplog.at_level("INFO", logger="fedsweep"), quick_settings(dashboard=False) as settings:
+        assert list(settings) == ["runtime_env"]
+    (line,) = caplog.messages
+    assert line.startswith(SLOWER) and name in line
+
+
+def test_a_quick_start_leaves_ray_and_the_environment_as_they_were() -> None:
+    def state() -> list[object]:
+        return [dict(os.environ), *(getattr(pkgutil.resolve_name(owner), name) for name, owner in QUICK.items())]
+
+    before = state()
+    with quick_settings(dashboard=False) as settings:
+        assert list(settings) == ["job_config"]
+        assert [was == now for was, now in zip(before, state(), strict=True)] == [False, True, False, False, False]
+    assert state() == before
+    with quick_settings(dashboard=True) as settings:
+        assert list(settings) == ["runtime_env"] and state() == before
 
 
 def test_what_ray_reports_goes_to_the_folder_and_not_through_a_link(
@@ -98,12 +135,12 @@ def test_what_ray_reports_goes_to_the_folder_and_not_through_a_link(
 def test_only_what_a_module_has_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(switch=True)
     monkeypatch.setitem(sys.modules, "switches", module)
-    with ray_internals._replaced("switches", "switch", False) as is_there:
+    with ray_internals.replaced("switches", "switch", False) as is_there:
         assert is_there and module.switch is False
     assert module.switch is True
-    with ray_internals._replaced("switches", "other", False) as is_there:
+    with ray_internals.replaced("switches", "other", False) as is_there:
         assert not is_there and not hasattr(module, "other")
-    with ray_internals._replaced("switches.moved_elsewhere", "switch", False) as is_there:
+    with ray_internals.replaced("switches.moved_elsewhere", "switch", False) as is_there:
         assert not is_there
 
 

@@ -7,9 +7,9 @@ about what is then different.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def loopback_only() -> Iterator[None]:
     Ray reads ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER`` once, when it is imported; in a notebook that may be before us.
     The switch came with https://github.com/ray-project/ray/issues/18730.
     """
-    with _replaced("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False):
+    with replaced("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False):
         yield
 
 
@@ -48,7 +48,7 @@ def reports_in(folder: Path | None) -> Iterator[None]:
         with contextlib.suppress(OSError), open(os.open(folder / RAY_LOG, flags, 0o644), "a", errors="replace") as file:
             file.writelines(f"{line}\n" for line in data.get("lines", ()))
 
-    with _replaced("ray._private.worker", "print_to_stdstream", write) as is_there:
+    with replaced("ray._private.worker", "print_to_stdstream", write) as is_there:
         if not is_there:
             _LOGGER.info("This Ray prints what it reports of the cluster here, not to %s", RAY_LOG)
         yield
@@ -60,21 +60,21 @@ def uncounted_callbacks() -> Iterator[None]:
 
     The count is for usage statistics, which are off.
     """
-    with _replaced("ray.air._internal.usage", "tag_callbacks", lambda callbacks: False):
+    with replaced("ray.air._internal.usage", "tag_callbacks", lambda callbacks: False):
         yield
 
 
 @contextlib.contextmanager
-def _replaced(module_name: str, name: str, value: Any) -> Iterator[bool]:
-    """Replace a module's attribute for a while, if both are there; yields whether they are."""
+def replaced(owner: str, name: str, value: Any) -> Iterator[bool]:
+    """Replace an attribute of a module or of ``module:Class`` for a while, if both are there; yields whether."""
     try:
-        module = importlib.import_module(module_name)
-        before = getattr(module, name)
+        holder = pkgutil.resolve_name(owner)
+        before = getattr(holder, name)
     except (ImportError, AttributeError):
         yield False
         return
-    setattr(module, name, value)
+    setattr(holder, name, value)
     try:
         yield True
     finally:
-        setattr(module, name, before)
+        setattr(holder, name, before)

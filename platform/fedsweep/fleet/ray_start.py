@@ -23,8 +23,8 @@ from packaging.requirements import Requirement
 from fedsweep.errors import ResourceError
 from fedsweep.fleet.ray_internals import loopback_only
 from fedsweep.fleet.ray_leftovers import log_kept, mark_new_sessions, own_sessions, remove_session
+from fedsweep.fleet.ray_quick_start import quick_settings
 from fedsweep.fleet.ray_watch import RayCall, VitalProcesses, exit_notice, shut_down
-from fedsweep.processes import worker_settings
 
 if TYPE_CHECKING:
     from fedsweep.config.execution import Runtime
@@ -203,7 +203,7 @@ def _start_ray(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early:
 
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else needs.store_bytes
     init: Any = ray.init
-    with loopback_only(), worker_settings() as settings:
+    with loopback_only(), quick_settings(dashboard=dashboard) as settings:
         context = init(
             address="local",
             num_cpus=num_cpus,
