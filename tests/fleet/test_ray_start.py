@@ -123,14 +123,16 @@ def test_a_dashboard_needs_all_of_rays_extra(missing: str | None, monkeypatch: p
 
 
 @pytest.mark.parametrize("dashboard", [False, True])
-def test_ray_is_told_in_public_what_workers_do_first(dashboard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_told_what_workers_do_first(dashboard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
+    from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 
     calls: list[dict[str, Any]] = []
 
     def init(**settings: Any) -> SimpleNamespace:
-        assert list(Path(settings["runtime_env"]["working_dir"]).iterdir()) == []
-        calls.append(settings)
+        if dashboard:
+            assert list(Path(settings["runtime_env"]["working_dir"]).iterdir()) == []
+        calls.append({**settings, "inherited": dict(os.environ)})
         return SimpleNamespace(address_info={"node_ip_address": "127.0.0.1"})
 
     monkeypatch.setattr(ray, "init", init)
@@ -138,11 +140,14 @@ def test_ray_is_told_in_public_what_workers_do_first(dashboard: bool, monkeypatc
     ray_start._start_ray(needs, num_cpus=1, dashboard=dashboard, is_early=True)
     (settings,) = calls
     assert (settings["address"], settings["include_dashboard"]) == ("local", dashboard)
-    environment = settings["runtime_env"]
-    assert environment["worker_process_setup_hook"] == "fedsweep.processes.begin_worker"
-    assert environment["env_vars"]["FEDSWEEP_USER_FOLDERS"].endswith(os.getcwd())
-    assert environment["env_vars"]["OMP_NUM_THREADS"] == "1"
-    assert not Path(environment["working_dir"]).exists()
+    told = settings["inherited"]
+    if dashboard:  # in public, by all that belongs to a dashboard
+        environment = settings["runtime_env"]
+        assert environment["env_vars"]["OMP_NUM_THREADS"] == "1"
+        assert not Path(environment["working_dir"]).exists()
+        told = {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: environment["worker_process_setup_hook"], **environment["env_vars"]}
+    assert told[WORKER_PROCESS_SETUP_HOOK_ENV_VAR] == "fedsweep.processes.begin_worker"
+    assert told["FEDSWEEP_USER_FOLDERS"].endswith(os.getcwd())
 
 
 def test_a_cluster_that_others_could_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
