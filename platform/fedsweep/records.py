@@ -335,7 +335,8 @@ class RoundRecord:
     is, for each attendee, how often the server's model changed since it received the one that it trained.
     ``class_accuracies`` are the tested model's by class index, ``personal_accuracies`` those of the clients' own
     models by client, each on its share of the test set; NaN where there are no test samples. ``traffic`` goes to a
-    table of its own; what an older version wrote has none.
+    table of its own; what an older version wrote has none. ``full_time_s`` is ``sim_time_s`` with what that leaves out:
+    what travels beside models, the server's work, and what goes before round 1.
     """
 
     round: int
@@ -363,6 +364,7 @@ class RoundRecord:
     flops: int = 0
     fwd_macs_per_sample: float | None = None
     sim_time_s: float | None = None
+    full_time_s: float | None = late_field()
     wall_time_s: float = 0.0
     eval_time_s: float = 0.0
     server_time_s: float = 0.0

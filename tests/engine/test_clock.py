@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from tiny import stopped
+from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components import LocalTerm, Refinement, SyncContext
 from fedsweep.components.planning import FixedInterval, Pacing
 from fedsweep.experiment.experiment import Experiment, StopLimits
 from fedsweep.method import FederatedMethod
@@ -135,3 +138,59 @@ def test_work_that_nobody_waits_for_does_not_hold_the_round() -> None:
     assert first.ready == {0: job_s}
     assert engine.planner.plan(first).context.ready == {0: job_s}
     assert run_rounds(engine, first).ready == {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chatty(LocalTerm):
+    """Sends as many values as the model has, once a job."""
+
+    name: str = "chatty"
+    sends = True
+
+    def finish(self, memory: dict[str, object], work: object) -> tuple[dict[str, object], dict[str, Tensor]]:
+        return memory, {"more": torch.zeros(28)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Busy(Refinement):
+    """Computes for two seconds on the server."""
+
+    def refine(self, state: State, vector: Tensor, updates: object, sync: SyncContext) -> tuple[Tensor, State]:
+        sync.count_flops(2e13)
+        return vector, state
+
+
+# Registration is one value up: 32 bits and a latency.
+REGISTERED = 0.25 + 32 / 896
+ROUND = DOWN + 4 * STEP + UP
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        (fedavg(), 0.0),
+        (replace(fedavg(), terms=(Chatty(),)), 1.0),
+        (replace(fedavg(), refinements=(Busy(),)), 2.0),
+        (replace(fedavg(), pacing=FixedInterval(interval=2), terms=(Chatty(),)), 2.0),
+    ],
+)
+def test_the_full_time_has_payloads_the_server_and_what_goes_before_round_one(
+    method: FederatedMethod, more: float
+) -> None:
+    experiment = tiny_experiment(method, num_clients=3, cohort_size=3, sizes=(16, 16, 16), rounds=2)
+    records = run_rounds(local_engine(with_devices(experiment))).records
+    times = [float(record.sim_time_s or 0) for record in records]
+    full = [float(record.full_time_s or 0) for record in records]
+    assert full == pytest.approx([REGISTERED + number * more + time for number, time in enumerate(times, 1)])
+
+
+def test_the_full_time_waits_for_whoever_is_slowest_with_its_payload() -> None:
+    """Client 1 computes a second longer, client 0 sends each model a second longer, and its payload two."""
+    slow, narrow = replace(DEVICE, overhead_s=0.5), replace(DEVICE, up_bits_per_s=896 / 2)
+    experiment = tiny_experiment(
+        replace(fedavg(), terms=(Chatty(),)), num_clients=2, cohort_size=2, sizes=(16, 16), rounds=1
+    )
+    engine = local_engine(with_devices(experiment, lambda k: slow if k else narrow))
+    (record,) = run_rounds(engine).records
+    assert record.sim_time_s == ROUND + 1
+    assert record.full_time_s == pytest.approx(0.25 + 32 / 448 + max(ROUND + 1 + 1, ROUND + 1 + 2))

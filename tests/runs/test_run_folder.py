@@ -61,6 +61,7 @@ COLUMNS = {
     "wall_time_s": "double",
     "eval_time_s": "double",
     "server_time_s": "double",
+    "full_time_s": "double?",
     "aggregation_weights": "list<double>",
     "staleness": "list<int64>?",
     "best_accuracy": "double?",

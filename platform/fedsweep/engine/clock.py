@@ -6,14 +6,20 @@ Functions of the plan alone, so that a limit or a forecast knows the time before
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from fedsweep.components.probes import Probe
-from fedsweep.engine.cost import CostModel
+from fedsweep.engine.cost import CostModel, registration_sizes
+from fedsweep.engine.ledger import Ledger
 from fedsweep.errors import InvariantError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundContext, SyncPoint
-from fedsweep.submodel import FULL_MODEL
+from fedsweep.submodel import FULL_MODEL, Direction
 from fedsweep.world.devices import ClientTime, client_time, jittered
+
+# Source: device time model of the scenario's profiles; what a server takes is small beside phones' work.
+_SERVER_FLOPS_PER_S = 1e13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +54,14 @@ class Prices:
         seed: The run's.
         probes: The round's measurements.
         sends_at_once: See ``Pacing``.
+        beside: Bytes that travel beside each message of a client, by client and direction.
     """
 
     costs: CostModel
     seed: int
     probes: tuple[Probe, ...] = ()
     sends_at_once: bool = False
+    beside: Mapping[tuple[int, Direction], float] = field(default_factory=dict)
 
     def probed(self, *, last: bool) -> float:
         """Forward passes of all a client's samples that a job takes outside its steps; ``last`` in the round."""
@@ -77,13 +85,15 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
         work = context.work[leg.client]
         samples = work.samples_in(leg.after + leg.steps) - work.samples_in(leg.after)
     probed = leg.probes * context.work[leg.client].num_samples if leg.probes else 0
-    costs = prices.costs
+    costs, beside = prices.costs, prices.beside
+    down = costs.num_bytes(submodel, "down") + submodel.index_bytes() * leg.masked + beside.get((leg.client, "down"), 0)
+    up = costs.num_bytes(submodel, "up") + beside.get((leg.client, "up"), 0)
     return client_time(
         jittered(device, seed=prices.seed, round=context.round, client=leg.client),
         steps=leg.steps,
         flops=costs.flops(submodel, samples, work=context.work.get(leg.client), probed=probed),
-        bits_down=8 * (costs.num_bytes(submodel, "down") + submodel.index_bytes() * leg.masked) if leg.down else 0,
-        bits_up=8 * costs.num_bytes(submodel, "up") if leg.up else 0,
+        bits_down=8 * down if leg.down else 0,
+        bits_up=8 * up if leg.up else 0,
     )
 
 
@@ -91,6 +101,66 @@ def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTim
     """Time a member of the cohort: all of its steps with one message down and one up."""
     leg = Leg(client=client, steps=context.work[client].steps, probes=prices.probed(last=True))
     return leg_time(leg, context, prices)
+
+
+def beside_s(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices, ledger: Ledger) -> float:
+    """Return how many virtual seconds later the round ends where all that travelled beside models takes time, too.
+
+    A client's share of it comes with each of its messages, in equal parts. Who dropped out, and the order of arrivals,
+    stay as the clock has them.
+    """
+    total = ledger.beside_models()
+    if not total or not points:
+        return 0.0
+    messages: Counter[tuple[int, Direction]] = Counter()
+    for point in points:
+        messages.update((job.client, "down") for job in point.start if not job.resume)
+        messages.update((client, "up") for client in point.attend)
+    beside = {key: size / messages[key] for key, size in total.items() if messages[key]}
+    ends = [round_end(points, context, replace(prices, beside=share))[0] for share in (beside, {})]
+    return ends[0] - ends[1]
+
+
+def server_s(flops: float) -> float:
+    """Return virtual seconds of the server's work, at 10^13 FLOP/s."""
+    return flops / _SERVER_FLOPS_PER_S
+
+
+def probed_samples(experiment: Experiment, probes: tuple[Probe, ...]) -> dict[int, float]:
+    """Return forward passes of one sample that each client takes for these measurements."""
+    return {
+        profile.client: profile.num_samples * sum(probe.passes for probe in probes if probe.asks(profile.client))
+        for profile in experiment.world.profiles
+    }
+
+
+def setup_s(experiment: Experiment, ledger: Ledger, probed: Mapping[int, float], costs: CostModel) -> float | None:
+    """Return virtual seconds of what goes before round 1, the slowest client's; None without devices.
+
+    Args:
+        experiment: With the clients' devices.
+        ledger: What travelled in the exchange.
+        probed: Forward passes of one sample that the exchange took, by client.
+        costs: The sub-models' costs.
+    """
+    registered = registration_sizes(experiment)
+    bytes_of: Counter[tuple[int, str]] = Counter()
+    for (client, way, _), size in ledger.sizes.items():
+        bytes_of[client, way] += size
+    return max(
+        (
+            client_time(
+                profile.device,
+                steps=0,
+                flops=costs.flops(FULL_MODEL, 0, probed=probed.get(profile.client, 0.0)),
+                bits_down=8 * (registered["down"] + bytes_of[profile.client, "down"]),
+                bits_up=8 * (registered["up"] + bytes_of[profile.client, "up"]),
+            ).total_s
+            for profile in experiment.world.profiles
+            if profile.device is not None
+        ),
+        default=None,
+    )
 
 
 def durations(context: RoundContext, prices: Prices) -> dict[int, float]:

@@ -7,6 +7,7 @@ is, the round is begun anew from the same state and comes to the same bits.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -19,6 +20,7 @@ from fedsweep.client.lanes.proof import PROVED_STEPS
 from fedsweep.client.messages import Question, Stepping
 from fedsweep.components.probes import ClientTest, Probe
 from fedsweep.engine.aggregation import Aggregator, visible
+from fedsweep.engine.clock import probed_samples, setup_s
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.engine.ledger import Ledger, whole_values
@@ -110,13 +112,14 @@ class Engine:
         """Return the run before round 1: initial model, components' states, one-off exchange."""
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
-        ledger = Ledger()
+        ledger, probed = Ledger(), Counter[int]()
         for seam, component in self.experiment.method.server_components:
             context = server_context(self.experiment, seam)
             state = self.experiment.initial_states[seam]
             probes = ask(component, "setup", state, context, when="before round 1")
             if probes:
                 answers = self._measured(probes, vector, ledger)
+                probed.update(probed_samples(self.experiment, probes))
                 state = ask(component, "setup_done", state, answers, context, when="before round 1")
             components[seam] = state
         self._show_start(vector, components)
@@ -127,6 +130,7 @@ class Engine:
             clock=0.0 if has_devices else None,
             total_bytes=self.registration_bytes + ledger.total_bytes,
             setup_bytes=ledger.total_bytes,
+            setup_s=setup_s(self.experiment, ledger, probed, self.costs),
             setup_traffic=ledger.traffic({}),
         )
 

@@ -15,6 +15,8 @@ from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import Payload, Traffic
 from fedsweep.submodel import Direction
 
+_OF_MODELS = frozenset({"params", "buffers", "optimizer", "mask"})
+
 
 class Size(NamedTuple):
     """The size of a part of a message.
@@ -112,6 +114,14 @@ class Ledger:
             steps=torch.tensor([steps.get(client, 0) for client in clients], dtype=torch.int32),
             names=tuple(names),
         )
+
+    def beside_models(self) -> Counter[tuple[int, Direction]]:
+        """Return bytes of all but models, masks and codecs' messages, by client and direction."""
+        beside: Counter[tuple[int, Direction]] = Counter()
+        for (client, way, kind), size in self.sizes.items():
+            if kind not in _OF_MODELS and not kind.startswith("update/"):
+                beside[client, way] += size
+        return beside
 
     def client_values(self, client: int) -> int:
         """Return scalars of one client, both ways."""

@@ -164,6 +164,7 @@ class Round:
             total_bytes=before.total_bytes + self.ledger.total_bytes,
             setup_bytes=before.setup_bytes,
             setup_traffic=before.setup_traffic,
+            setup_s=before.setup_s,
             stepping=before.stepping,
             published=dict(sorted({**before.published, **self._charges.published}.items())),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,

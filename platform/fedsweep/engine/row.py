@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsweep.client.messages import RoundTotals
 from fedsweep.components.base import ComponentReport
+from fedsweep.engine.clock import Prices, beside_s, server_s
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.round import Round
@@ -65,6 +66,7 @@ class RowMaker:
             flops=self._flops(plan, round.totals, lost_steps) + server_flops,
             fwd_macs_per_sample=self._macs(plan, trained),
             sim_time_s=plan.clock,
+            full_time_s=None if plan.clock is None else self._full_time(round, plan.clock, server_flops),
             wall_time_s=wall_time_s,
             server_time_s=round.server_time_s,
             aggregation_weights=round.weights,
@@ -124,6 +126,19 @@ class RowMaker:
             self._costs.flops(plan.submodel(k), samples, work=works.get(k), probed=probed)
             for k, (samples, probed) in did.items()
         )
+
+    def _full_time(self, round: Round, clock: float, server_flops: int) -> float:
+        """Return the clock with what it leaves out, in this round and before it, in virtual seconds."""
+        before, plan, earlier = round.state, round.plan, 0.0
+        if not before.records:
+            earlier = before.setup_s or 0.0
+        elif (last := before.records[-1]).full_time_s is not None and last.sim_time_s is not None:
+            earlier = last.full_time_s - last.sim_time_s
+        pacing = self._experiment.method.pacing
+        prices = Prices(
+            costs=self._costs, seed=self._experiment.seed, probes=plan.probes, sends_at_once=pacing.sends_at_once
+        )
+        return clock + earlier + beside_s(plan.points, plan.context, prices, round.ledger) + server_s(server_flops)
 
     def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
         if not trained:

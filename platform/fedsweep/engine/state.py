@@ -30,6 +30,7 @@ class RunState:
         setup_bytes: Bytes of the one-off exchange before round 1; None in a checkpoint of a version that did not keep
             them.
         setup_traffic: What travelled then; None likewise.
+        setup_s: Virtual seconds of registration and that exchange; None without devices.
         published: Which version of each published content clients have.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
@@ -50,6 +51,7 @@ class RunState:
     total_bytes: int = 0
     setup_bytes: int | None = late_field()
     setup_traffic: Traffic | None = late_field(compare=False)
+    setup_s: float | None = late_field()
     published: Mapping[int, Mapping[str, str]] = late_field(dict)
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()

@@ -54,6 +54,7 @@ ROUND_COLUMNS: tuple[RoundColumn, ...] = (
     *_columns("float", "comm_ratio?"),
     *_columns("int", "local_steps", "flops"),
     *_columns("float", "fwd_macs_per_sample?", "sim_time_s?", "wall_time_s", "eval_time_s", "server_time_s"),
+    *_columns("float", "full_time_s?"),
     *_columns("floats", "aggregation_weights"),
     *_columns("ints", "staleness?"),
     *_columns("float", "best_accuracy?"),
