@@ -272,6 +272,22 @@ def test_a_scheduler_ends_the_poor_early_and_they_count_as_finished(
     assert found[0]["rounds"] == 9 and found[0]["stopped_by"] == "rounds"
 
 
+def test_the_front_ends_what_it_dominates_and_a_resumed_sweep_knows_it(tmp_path: Path, tiny: TinySweep) -> None:
+    rates = {"training.optimizer.lr": {"grid": [0.1, 1e-6, 0.12, 1e-7]}}
+    goal = {"metric": ["test_accuracy", "total_bytes"], "mode": ["max", "min"]}
+    config = tiny(rates, rounds=12, scheduler="front", max_concurrent=1, **goal)
+    assert sweep(config, out=tmp_path / "s").num_errors == 0
+    found = results(tmp_path / "s")
+    ends = [(r["rounds"], r["stopped_by"]) for r in found.values()]
+    assert ends[0] == ends[2] == (12, "rounds")
+    assert all(rounds < 12 and by == "scheduler" for rounds, by in (ends[1], ends[3]))
+    last = find_runs(tmp_path / "s")[3]
+    shutil.rmtree(last)
+    assert sweep(config, out=tmp_path / "s", resume=True).num_errors == 0
+    assert results(tmp_path / "s") == found | {last.name: results(tmp_path / "s")[last.name]}
+    assert results(tmp_path / "s")[last.name]["rounds"] == ends[3][0]
+
+
 def test_pbt_moves_values_and_checkpoints_and_goes_on_with_the_values_that_trials_had_last(
     tmp_path: Path, tiny: TinySweep
 ) -> None:

@@ -82,7 +82,9 @@ class Sweep(Section):
     mode: _Mode | Annotated[list[_Mode], Field(min_length=1)] = Field(
         default="max", description="Whether more is better; a list beside a list of metrics."
     )
-    scheduler: Literal["asha", "median", "pbt"] | None = Field(default=None, description="Ends poor trials early.")
+    scheduler: Literal["asha", "median", "pbt", "front"] | None = Field(
+        default=None, description="Ends poor trials early."
+    )
     resource: Literal["round", "total_bytes", "sim_time_s", "flops"] = Field(
         default="round", description="What a scheduler rations."
     )

@@ -14,15 +14,19 @@ from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.runs.sources import Sources
+from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.search import Outcome, Search, read_outcome
-from fedsweep.sweeps.space import Trial
+from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.world.data.datasets import Dataset
+
+# What trials must share to be compared, in what a trial's process gets.
+WORLD = "world"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +153,8 @@ class PreparedSweep:
         done = self.folder.has_finished(entry.trial)
         share = Share(actors=0) if done else entry.share  # one that has finished before only says so
         values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
-        return {"spec": vars(spec).copy(), "share": asdict(share), "values": values}
+        world = canonical(asdict(world_of(entry.config)))
+        return {"spec": vars(spec).copy(), "share": asdict(share), "values": values, WORLD: world}
 
     def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:
         """Return the values that the trial had last, where a scheduler changes them on the way."""

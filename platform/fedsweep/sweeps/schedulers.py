@@ -7,15 +7,23 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, PopulationBasedTraining, TrialScheduler
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
 from ray.tune.search import Searcher
 
-from fedsweep.sweeps.search import Outcome, Search, read_outcome
+from fedsweep.sweeps.front import CurveFront
+from fedsweep.sweeps.prepared import WORLD
+from fedsweep.sweeps.search import Outcome, Search, read_curve, read_outcome
 from fedsweep.sweeps.space import TRIAL, space_keys
+from fedsweep.sweeps.trial import TESTED, metric_values
 from fedsweep.sweeps.tune_callback import KeptHere
 
 if TYPE_CHECKING:
-    from fedsweep.config.schema import Config
     from fedsweep.config.sweep import SpaceEntry
     from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
 
@@ -26,10 +34,12 @@ _MEDIAN_GRACE = 0.1
 _PBT_INTERVALS = 10
 
 
-def make_scheduler(config: Config, *, full: float) -> TrialScheduler | None:
-    """Make the scheduler that a sweep asks for, given what a whole trial spends of the resource."""
+def make_scheduler(prepared: PreparedSweep) -> TrialScheduler | None:
+    """Make the scheduler that a sweep asks for."""
+    config, full = prepared.config, max(prepared.full, 1.0)
     kind = config.sweep.scheduler
-    full = max(full, 1.0)
+    if kind == "front":
+        return FrontScheduler(prepared)
     if kind == "asha":
         # The end of a trial is its own affair: stop_last_trials would cut those that spend more than was forecast.
         return ASHAScheduler(
@@ -52,6 +62,42 @@ def make_scheduler(config: Config, *, full: float) -> TrialScheduler | None:
             log_config=False,
         )
     return None
+
+
+class FrontScheduler(FIFOScheduler):
+    """Ends a trial that the front of its world dominates along its curve; see :class:`CurveFront`.
+
+    Args:
+        prepared: The sweep; its finished trials are on the front from the beginning.
+    """
+
+    def __init__(self, prepared: PreparedSweep) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._metrics, self._modes = prepared.metrics, [*prepared.config.sweep.mode]
+        self._fronts: dict[str, CurveFront] = {}
+        for entry in prepared.in_order:
+            if prepared.folder.has_finished(entry.trial):
+                world = prepared.describe(entry)[WORLD]
+                for figures in read_curve(prepared.folder.trial_path(entry.trial), self._metrics):
+                    self._front(world).is_dominated(entry.trial.folder, figures)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Decide whether a trial goes on after a round."""
+        own = trial.config[TRIAL]
+        if not result.get(TESTED):
+            return TrialScheduler.CONTINUE
+        figures = metric_values(result, self._metrics)
+        is_dominated = self._front(own[WORLD]).is_dominated(own["spec"]["folder"].name, figures)
+        return TrialScheduler.STOP if is_dominated else TrialScheduler.CONTINUE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Take note of a trial's last round."""
+        self.on_trial_result(tune_controller, trial, result)
+
+    def _front(self, world: str) -> CurveFront:
+        if world not in self._fronts:
+            self._fronts[world] = CurveFront(self._metrics, self._modes)
+        return self._fronts[world]
 
 
 def _domain(entry: SpaceEntry) -> Any:

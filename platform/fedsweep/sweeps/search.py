@@ -17,7 +17,7 @@ from fedsweep.runs.run_folder import RunFolder
 from fedsweep.streams import stream
 from fedsweep.sweeps.rungs import TriedSetting, most_doubtful, told_means
 from fedsweep.sweeps.space import SEED, Trial, canonical, space_keys
-from fedsweep.sweeps.trial import BY_SCHEDULER, TuneReport
+from fedsweep.sweeps.trial import BY_SCHEDULER, TESTED, TuneReport, metric_values
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -47,7 +47,7 @@ class Outcome:
     @classmethod
     def of(cls, figures: Mapping[str, Any], metrics: Iterable[str], *, is_whole: bool) -> Outcome:
         """Return the outcome of a trial with these figures of its last round."""
-        values = tuple(float(figures.get(metric, math.nan)) for metric in metrics)
+        values = tuple(metric_values(figures, tuple(metrics)).values())
         return cls(values=values if all(map(math.isfinite, values)) else None, is_whole=is_whole)
 
 
@@ -57,10 +57,17 @@ def read_outcome(folder: Path, metrics: tuple[str, ...]) -> Outcome | None:
     result = run.read_result() if run.has_result() else {}
     if result.get("status") != "finished":
         return None
+    return Outcome.of(_reports(folder, metrics)[-1], metrics, is_whole=result["stopped_by"] != BY_SCHEDULER)
+
+
+def read_curve(folder: Path, metrics: tuple[str, ...]) -> list[dict[str, float]]:
+    """Read the metrics after each tested round of a run."""
+    return [metric_values(report, metrics) for report in _reports(folder, metrics) if report[TESTED]]
+
+
+def _reports(folder: Path, metrics: tuple[str, ...]) -> list[dict[str, Any]]:
     report = TuneReport(metrics=metrics, resource="round")
-    for record in run.read_rounds():
-        report.add(record)
-    return Outcome.of(report.metric_values(), metrics, is_whole=result["stopped_by"] != BY_SCHEDULER)
+    return [report.add(record) for record in RunFolder(folder).read_rounds()]
 
 
 class Search:

@@ -16,6 +16,7 @@ from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.texts import method_label, value_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.streams import stream
+from fedsweep.sweeps.front import SPENT
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -187,10 +188,12 @@ def check_combination(config: Config) -> None:
                 f"sweep.mode is {mode} for {name}, but of the metric {tested[name].name!r} {_BETTER[better]} is better;"
                 f" set sweep.mode={better}, or another mode in evaluation.metrics"
             )
-    if isinstance(sweep.metric, list) and sweep.scheduler is not None:
+    if sweep.scheduler == "front":
+        _check_front(names, modes)
+    elif isinstance(sweep.metric, list) and sweep.scheduler is not None:
         raise ConfigError(
             f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave"
-            " one"
+            " one, or set sweep.scheduler=front"
         )
     if sweep.scheduler is not None and sweep.resource == "sim_time_s" and config.scenario.devices is None:
         raise ConfigError(
@@ -199,6 +202,16 @@ def check_combination(config: Config) -> None:
         )
     if sweep.scheduler == "pbt":
         _check_pbt(config)
+
+
+def _check_front(names: Sequence[str], modes: Sequence[str]) -> None:
+    spent = [name for name, mode in zip(names, modes, strict=True) if name in SPENT and mode == "min"]
+    if len(names) not in (2, 3) or not spent or len(spent) == len(names):
+        raise ConfigError(
+            "sweep.scheduler=front compares what runs reach for what they spent, so sweep.metric needs two or three"
+            f" figures, of which some but not all are {', '.join(SPENT)} with mode min, but is {', '.join(names)} with"
+            f" {', '.join(modes)}; e.g. sweep.metric=[test_accuracy, total_bytes] and sweep.mode=[max, min]"
+        )
 
 
 def _check_pbt(config: Config) -> None:

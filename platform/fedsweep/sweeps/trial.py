@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +40,9 @@ ENDED_BY_SCHEDULER = ".ended-by-scheduler"
 BY_SCHEDULER = "scheduler"
 # They come again at each try, with the same seed.
 FATAL = (InputError, ClientJobError, InvariantError)
+# That the round was tested: elsewhere metrics stand with the values that they had before.
+TESTED = "tested"
+TOTAL_FLOPS = "total_flops"
 # Tune says that a trial is done also where it ended it itself; this says that the trial came to its own end.
 FINISHED = "finished"
 # What the user should know of a round: that a client actor was replaced, say.
@@ -232,6 +235,14 @@ class ActiveTrial:
         return {**figures, "done": True, FINISHED: True}
 
 
+def metric_values(report: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, float]:
+    """Return the metrics' values by name in a report, as it is or as Tune hands it on; NaN where there is none."""
+    own = {f"{EXTRA}/{name}": value for name, value in report.get(EXTRA, {}).items()}
+    # A run's FLOPs are all that it has spent, as its bytes and seconds.
+    figures = {**report, **own, "flops": report.get(TOTAL_FLOPS)}
+    return {metric: math.nan if (value := figures.get(metric)) is None else float(value) for metric in metrics}
+
+
 class TuneReport:
     """Turns rounds into what Ray Tune is told.
 
@@ -258,16 +269,12 @@ class TuneReport:
             "round": record.round,
             "timestamp_ms": record.timestamp_ms,
             "total_bytes": record.total_bytes,
+            TOTAL_FLOPS: self._flops,
+            TESTED: record.test_accuracy is not None,
             "best_test_accuracy": math.nan if record.best_accuracy is None else record.best_accuracy,
             EXTRA: dict(record.extra),
         }
         return self.figures()
-
-    def metric_values(self) -> dict[str, float]:
-        """Return the metrics' last values by name, NaN where there is none."""
-        figures = self.figures()
-        own = {f"{EXTRA}/{name}": value for name, value in figures[EXTRA].items()}
-        return {metric: (figures | own)[metric] for metric in self._metrics}
 
     def figures(self) -> dict[str, Any]:
         """Return the last round's report.

@@ -205,7 +205,7 @@ def _tune_config(prepared: PreparedSweep, search: Any, count: int) -> Any:
     return tune.TuneConfig(
         **compared,
         num_samples=count,
-        scheduler=make_scheduler(prepared.config, full=prepared.full),
+        scheduler=make_scheduler(prepared),
         search_alg=search,
         max_concurrent_trials=None if settings.max_concurrent == "auto" else settings.max_concurrent,
         # A trial's actors end with its placement group, so only trials without any may hand on their process.
