@@ -62,6 +62,7 @@ sweep:
   samples: 1
   metric: test_accuracy
   mode: max
+  constraints: []
   scheduler: null
   resource: round
   search: null

@@ -9,7 +9,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.space import check_combination
 
-TWO = ("test_accuracy", "total_bytes")
+TWO = {"test_accuracy": "max", "total_bytes": "min"}
 
 
 def play(front: CurveFront, run: str, points: list[tuple[float, float]]) -> list[bool]:
@@ -17,7 +17,7 @@ def play(front: CurveFront, run: str, points: list[tuple[float, float]]) -> list
 
 
 def make(**how: Any) -> CurveFront:
-    return CurveFront(TWO, ("max", "min"), **how)
+    return CurveFront(TWO, **how)
 
 
 def test_a_run_behind_the_front_at_its_bytes_for_some_tests_in_a_row_is_dominated() -> None:
@@ -41,7 +41,7 @@ def test_a_run_that_comes_back_begins_to_count_anew() -> None:
 
 
 def test_three_metrics_and_a_figure_that_is_no_number() -> None:
-    front = CurveFront(("test_loss", "total_bytes", "sim_time_s"), ("min", "min", "min"), slack=0.1, patience=1)
+    front = CurveFront(dict.fromkeys(("test_loss", "total_bytes", "sim_time_s"), "min"), slack=0.1, patience=1)
 
     def told(run: str, loss: float, sent: float, seconds: float) -> bool:
         return front.is_dominated(run, {"test_loss": loss, "total_bytes": sent, "sim_time_s": seconds})

@@ -101,6 +101,18 @@ def test_two_metrics_are_searched_for_together() -> None:
     assert len({(t.setting, t.seed) for t in play(space, measure, count=20, **more)}) == 20
 
 
+def test_a_search_looks_where_the_constraints_hold() -> None:
+    def later_rates(*limits: float) -> list[float]:
+        def measure(trial: Trial) -> Outcome:
+            rate = trial.values[RATE]
+            return Outcome(values=(rate,), excess=tuple(rate - limit for limit in limits))
+
+        trials = play({RATE: {"loguniform": [1e-3, 1.0]}}, measure, count=40, seeds=1)
+        return [trial.values[RATE] for trial in trials][15:]
+
+    assert np.median(later_rates(0.02)) < 0.04 < 0.3 < np.median(later_rates())
+
+
 def test_optunas_journal_has_each_trial_once(tmp_path: Path) -> None:
     import optuna
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, Strict, field_validator, model_validator
 
@@ -13,6 +14,10 @@ SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
 
 _Floats = Annotated[tuple[float, float], Strict(False)]
 _Integers = Annotated[tuple[int, int], Strict(False)]
+_UNITS = {"": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "%": 0.01, "s": 1.0}
+_CONSTRAINT = re.compile(
+    rf"([\w/-]+)\s*(<=|>=)\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*({'|'.join(filter(None, _UNITS))})?"
+)
 _Mode = Literal["max", "min"]
 
 
@@ -65,6 +70,43 @@ class NamedSetting(Section):
         return name
 
 
+class Constraint(NamedTuple):
+    """A condition on a figure.
+
+    Attributes:
+        metric: The figure.
+        is_most: The limit is the most that it may be; otherwise the least.
+        limit: In the figure's unit.
+    """
+
+    metric: str
+    is_most: bool
+    limit: float
+
+    def excess(self, value: float) -> float:
+        """Return how far a value is beyond the limit; at most 0 where it holds."""
+        return value - self.limit if self.is_most else self.limit - value
+
+    def holds(self, value: float) -> bool:
+        """Check a value; NaN holds nothing."""
+        return self.excess(value) <= 0
+
+
+def parse_constraint(text: str) -> Constraint:
+    """Read ``NAME <= NUMBER UNIT``; kB, MB and GB are powers of 1000, % is a hundredth, s is 1.
+
+    Raises:
+        ValueError: It is no such condition.
+    """
+    found = _CONSTRAINT.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(
+            f"a constraint is NAME <= NUMBER or NAME >= NUMBER, e.g. total_bytes <= 2 MB, but got {text!r}"
+        )
+    name, sign, number, unit = found.groups()
+    return Constraint(metric=name, is_most=sign == "<=", limit=float(number) * _UNITS[unit or ""])
+
+
 class Sweep(Section):
     """Values that ``fedsweep sweep`` tries; a single run ignores it."""
 
@@ -81,6 +123,10 @@ class Sweep(Section):
     )
     mode: _Mode | Annotated[list[_Mode], Field(min_length=1)] = Field(
         default="max", description="Whether more is better; a list beside a list of metrics."
+    )
+    constraints: list[Text] = Field(
+        default_factory=list,
+        description="[total_bytes <= 2 MB, ...]: met by tested rounds on the front; a search looks for them.",
     )
     scheduler: Literal["asha", "median", "pbt", "front"] | None = Field(
         default=None, description="Ends poor trials early."
@@ -102,6 +148,25 @@ class Sweep(Section):
             if twice := [item for place, item in enumerate(values) if item in values[:place]]:
                 raise ValueError(f"settings must differ, but several {what} {twice[0]!r}")
         return self
+
+    @field_validator("constraints")
+    @classmethod
+    def _are_conditions(cls, constraints: list[str]) -> list[str]:
+        for text in constraints:
+            parse_constraint(text)
+        return constraints
+
+    @property
+    def limits(self) -> list[Constraint]:
+        """Return the constraints, read."""
+        return [parse_constraint(text) for text in self.constraints]
+
+    @property
+    def aims(self) -> dict[str, str]:
+        """Return the metrics, each with its mode."""
+        metrics = [self.metric] if isinstance(self.metric, str) else self.metric
+        modes = [self.mode] if isinstance(self.mode, str) else self.mode
+        return dict(zip(metrics, modes, strict=True))
 
     @model_validator(mode="after")
     def _metrics_have_modes(self) -> Sweep:

@@ -10,6 +10,7 @@ from fedsweep.components.metrics import Declaration
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reports.setting_table import FORMATS, TableStyle, row_order, setting_table, settings_as
 from fedsweep.reports.who_pays import print_shares
+from fedsweep.reports.world_parts import share_of_box
 from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.selection import only_those, order_of
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs, shortly_called
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _OF_RUNS = ("run", "method", "acc", "best", "bytes", "ratio", "sim", "wall", "s/round", "seed", "status", "rounds")
 _OF_SETTINGS = (
     *("setting", "method", "acc", "sd", "95%", "best"),
-    *("bytes", "ratio", "sim", "wall", "s/round", "seeds", "failed"),
+    *("bytes", "volume", "ratio", "sim", "wall", "s/round", "seeds", "failed"),
 )
 BY = ("run", "setting")
 Form = Literal["text", "md", "latex", "csv"]
@@ -107,8 +108,11 @@ def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableS
             cells.append([world.label, *[""] * (len(headings) - 1)])
             styles.append("bold")
         order = row_order(study, style, within=world)
-        for setting, row in ((settings[world.cells[row]], row) for row in order):
-            own = _setting_cells(setting, runs[setting.runs[0]].method, metrics)
+        curves = {place: c.accuracy_by_bytes() for place in world.settings if (c := settings[place].curve)}
+        volumes = {place: share_of_box(curve, list(curves.values())) for place, curve in curves.items()}
+        for place, row in ((world.cells[row], row) for row in order):
+            setting = settings[place]
+            own = _setting_cells(setting, runs[setting.runs[0]].method, metrics, volume=volumes.get(place))
             cells.append([layout.rows[row] if len(layout.worlds) > 1 else setting.label, *own[1:]])
             styles.append("red" if setting.failed else "")
     _print(headings, cells, styles, console)
@@ -149,7 +153,9 @@ def _run_cells(run: ReportRun, metrics: Mapping[str, Declaration]) -> list[str]:
     ]
 
 
-def _setting_cells(setting: Setting, method: str, metrics: Mapping[str, Declaration]) -> list[str]:
+def _setting_cells(
+    setting: Setting, method: str, metrics: Mapping[str, Declaration], *, volume: float | None
+) -> list[str]:
     accuracy = setting.over_seeds("test_accuracy")
     return [
         setting.label,
@@ -160,6 +166,7 @@ def _setting_cells(setting: Setting, method: str, metrics: Mapping[str, Declarat
         _percent(setting.figure("best_test_accuracy")),
         *(metric_text(setting.figure(name), declaration) for name, declaration in metrics.items()),
         bytes_text(setting.figure("total_bytes")),
+        _ratio(volume),
         _ratio(setting.figure("comm_ratio")),
         seconds_text(setting.figure("sim_time_s")),
         seconds_text(setting.figure("wall_time_s")),

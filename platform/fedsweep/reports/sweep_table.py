@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.results.texts import bytes_text
+from fedsweep.results.texts import bytes_text, some_of
 from fedsweep.sweeps.sweep_folder import SUMMARY
 
 if TYPE_CHECKING:
@@ -38,8 +38,27 @@ def print_summary(summary: Summary, console: Console) -> None:
         for d in summary.differences
     ]
     verdict = verdict_lines(differences, summary.metrics[0], summary.modes[0], num_settings=len(summary.settings))
-    for line in (*verdict, *map(_failure_line, summary.failed), *(f"note: {text}" for text in summary.notes)):
+    for line in (
+        *verdict,
+        *_front_lines(summary),
+        *map(_failure_line, summary.failed),
+        *(f"note: {text}" for text in summary.notes),
+    ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _front_lines(summary: Summary) -> list[str]:
+    """Describe each world's front: its hypervolume over seeds, and who is on it."""
+    lines = []
+    for world, front in summary.fronts.items():
+        of = f" of world {world + 1} of {len(summary.worlds)}" if len(summary.worlds) > 1 else ""
+        names = [f"{summary.settings[place].label} ({count})" for place, count in front.settings.items()]
+        volume = _estimate_text(front.volume, summary.metrics[0])
+        seeds = f"{front.volume.count} seed{'s' if front.volume.count > 1 else ''}"
+        on_it = some_of(names, _MOST_LINES)
+        share = f"hypervolume {volume} of the box of all tested rounds, over {seeds}; on it (seeds): {on_it}"
+        lines.append(f"front of {', '.join(summary.metrics)}{of}: {share}")
+    return lines
 
 
 def _cells(setting: SettingRow, metrics: tuple[str, ...]) -> list[str]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsweep.config.sweep import Constraint
+
 # What a run spends: it only grows, so a point of another run is comparable at the same spending, not at the same round.
 SPENT = ("total_bytes", "flops", "sim_time_s", "round")
 # A tested round is behind the front where the front is better by this share of the span of all points seen.
@@ -21,19 +23,27 @@ class CurveFront:
     A point is behind where another run had spent no more and was better in every other metric by :data:`SLACK` of that
     metric's span.
 
+    A round that misses a constraint is not on the front, and a run that has spent more than one allows is over.
+
     Args:
-        metrics: Names of two or three figures, of which some are :data:`SPENT`.
-        modes: ``max`` or ``min`` of each.
+        aims: Two or three figures with ``max`` or ``min`` each, of which some are :data:`SPENT`.
+        limits: Constraints.
         slack: See :data:`SLACK`.
         patience: See :data:`PATIENCE`.
     """
 
     def __init__(
-        self, metrics: Sequence[str], modes: Sequence[str], *, slack: float = SLACK, patience: int = PATIENCE
+        self,
+        aims: Mapping[str, str],
+        limits: Sequence[Constraint] = (),
+        *,
+        slack: float = SLACK,
+        patience: int = PATIENCE,
     ) -> None:
-        signs = [1.0 if mode == "min" else -1.0 for mode in modes]
-        self._spent = [(name, sign) for name, sign in zip(metrics, signs, strict=True) if name in SPENT]
-        self._aims = [(name, sign) for name, sign in zip(metrics, signs, strict=True) if name not in SPENT]
+        signs = {name: 1.0 if mode == "min" else -1.0 for name, mode in aims.items()}
+        self._spent = [(name, sign) for name, sign in signs.items() if name in SPENT]
+        self._aims = [(name, sign) for name, sign in signs.items() if name not in SPENT]
+        self._limits = limits
         self._slack, self._patience = slack, patience
         self._front: list[_Point] = []
         self._ends = [(math.inf, -math.inf)] * len(self._aims)
@@ -44,10 +54,14 @@ class CurveFront:
 
         Args:
             run: Names the run.
-            figures: The metrics after the round; one that is no number says nothing.
+            figures: The metrics and what is constrained after the round; one that is no number says nothing.
         """
         spent = tuple(sign * figures[name] for name, sign in self._spent)
         aims = tuple(sign * figures[name] for name, sign in self._aims)
+        if any(
+            limit.is_most and limit.metric in SPENT and figures[limit.metric] > limit.limit for limit in self._limits
+        ):
+            return True
         if not all(map(math.isfinite, (*spent, *aims))):
             return False
         self._ends = [(min(low, a), max(high, a)) for (low, high), a in zip(self._ends, aims, strict=True)]
@@ -57,7 +71,8 @@ class CurveFront:
         is_behind = any(gaps) and any(point.run != run and point.reaches(aim) for point in self._front)
         self._behind[run] = self._behind.get(run, 0) + 1 if is_behind else 0
         own = _Point(run=run, spent=spent, aims=aims)
-        if not any(point.reaches(own) for point in self._front):
+        meets = all(limit.holds(figures[limit.metric]) for limit in self._limits)
+        if meets and not any(point.reaches(own) for point in self._front):
             self._front = [point for point in self._front if not own.reaches(point)] + [own]
         return self._behind[run] >= self._patience
 

@@ -81,8 +81,12 @@ class PreparedSweep:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The figures that are compared, the leading one first."""
-        metric = self.config.sweep.metric
-        return (metric,) if isinstance(metric, str) else tuple(metric)
+        return tuple(self.config.sweep.aims)
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """The figures that trials report: what is compared, and what is constrained."""
+        return tuple(dict.fromkeys((*self.metrics, *(limit.metric for limit in self.config.sweep.limits))))
 
     @property
     def sources(self) -> Sources:
@@ -119,7 +123,7 @@ class PreparedSweep:
 
     def outcomes(self) -> dict[int, Outcome]:
         """Return what the trials came to that have ended, by their numbers."""
-        read = {e.trial.number: read_outcome(self.folder.trial_path(e.trial), self.metrics) for e in self.entries}
+        read = {e.trial.number: read_outcome(self.folder.trial_path(e.trial), self.config) for e in self.entries}
         return {number: outcome for number, outcome in read.items() if outcome is not None}
 
     @contextlib.contextmanager
@@ -144,7 +148,7 @@ class PreparedSweep:
         spec = TrialSpec(
             folder=self.folder.trial_path(entry.trial),
             config_tree=entry.config.tree(),
-            metrics=self.metrics,
+            metrics=self.reported,
             resource=self.config.sweep.resource,
             # Trials that exchange checkpoints have one name for them.
             config_hash=f"pbt-{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,

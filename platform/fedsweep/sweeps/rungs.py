@@ -29,12 +29,14 @@ class TriedSetting:
         values: What it sets, without the seed.
         seeds: Those begun, in their order.
         results: Of each that has ended: the metrics, turned so that more is better.
+        excesses: Of each that has ended: how far each constraint is missed.
         is_given_up: A seed failed, or the scheduler ended it: no other is run.
     """
 
     values: Mapping[str, Any]
     seeds: list[int] = field(default_factory=list)
     results: list[tuple[float, ...]] = field(default_factory=list)
+    excesses: list[tuple[float, ...]] = field(default_factory=list)
     is_given_up: bool = False
 
 

@@ -73,12 +73,12 @@ class FrontScheduler(FIFOScheduler):
 
     def __init__(self, prepared: PreparedSweep) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._metrics, self._modes = prepared.metrics, [*prepared.config.sweep.mode]
+        self._reported, self._sweep = prepared.reported, prepared.config.sweep
         self._fronts: dict[str, CurveFront] = {}
         for entry in prepared.in_order:
             if prepared.folder.has_finished(entry.trial):
                 world = prepared.describe(entry)[WORLD]
-                for figures in read_curve(prepared.folder.trial_path(entry.trial), self._metrics):
+                for figures in read_curve(prepared.folder.trial_path(entry.trial), self._reported):
                     self._front(world).is_dominated(entry.trial.folder, figures)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
@@ -86,7 +86,7 @@ class FrontScheduler(FIFOScheduler):
         own = trial.config[TRIAL]
         if not result.get(TESTED):
             return TrialScheduler.CONTINUE
-        figures = metric_values(result, self._metrics)
+        figures = metric_values(result, self._reported)
         is_dominated = self._front(own[WORLD]).is_dominated(own["spec"]["folder"].name, figures)
         return TrialScheduler.STOP if is_dominated else TrialScheduler.CONTINUE
 
@@ -96,7 +96,7 @@ class FrontScheduler(FIFOScheduler):
 
     def _front(self, world: str) -> CurveFront:
         if world not in self._fronts:
-            self._fronts[world] = CurveFront(self._metrics, self._modes)
+            self._fronts[world] = CurveFront(self._sweep.aims, self._sweep.limits)
         return self._fronts[world]
 
 
@@ -148,10 +148,10 @@ class ProposedTrials(KeptHere, Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Take note of each end."""
-        trial, metrics = self._own[trial_id].trial, self._prepared.metrics
-        outcome = Outcome(values=None) if error else read_outcome(self._prepared.folder.trial_path(trial), metrics)
+        trial, config = self._own[trial_id].trial, self._prepared.config
+        outcome = Outcome(values=None) if error else read_outcome(self._prepared.folder.trial_path(trial), config)
         # A trial that the scheduler ends writes its result only after this.
-        self._outcomes[trial.number] = outcome or Outcome.of(result or {}, metrics, is_whole=False)
+        self._outcomes[trial.number] = outcome or Outcome.of(result or {}, config, is_whole=False)
         self._ended.add(trial.number)
         self._write_study()
 

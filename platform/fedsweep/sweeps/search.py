@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ResourceError
+from fedsweep.results.seed_statistics import mean
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.streams import stream
 from fedsweep.sweeps.rungs import TriedSetting, most_doubtful, told_means
@@ -38,26 +39,33 @@ class Outcome:
 
     Attributes:
         values: The sweep's metrics; None where it failed, or where one is no number.
+        excess: How far each constraint is missed; at most 0 where it holds.
         is_whole: False where the scheduler ended it.
     """
 
     values: tuple[float, ...] | None
+    excess: tuple[float, ...] = ()
     is_whole: bool = True
 
     @classmethod
-    def of(cls, figures: Mapping[str, Any], metrics: Iterable[str], *, is_whole: bool) -> Outcome:
-        """Return the outcome of a trial with these figures of its last round."""
-        values = tuple(metric_values(figures, tuple(metrics)).values())
-        return cls(values=values if all(map(math.isfinite, values)) else None, is_whole=is_whole)
+    def of(cls, report: Mapping[str, Any], config: Config, *, is_whole: bool) -> Outcome:
+        """Return the outcome of a trial with this last report."""
+        sweep = config.sweep
+        figures = metric_values(report, [*sweep.aims, *(limit.metric for limit in sweep.limits)])
+        values = tuple(figures[name] for name in sweep.aims)
+        excess = tuple(limit.excess(figures[limit.metric]) for limit in sweep.limits)
+        is_sound = all(map(math.isfinite, (*values, *excess)))
+        return cls(values=values if is_sound else None, excess=excess, is_whole=is_whole)
 
 
-def read_outcome(folder: Path, metrics: tuple[str, ...]) -> Outcome | None:
-    """Read what the run in a folder came to; None where it has not ended."""
+def read_outcome(folder: Path, config: Config) -> Outcome | None:
+    """Read what the run of a sweep in a folder came to; None where it has not ended."""
     run = RunFolder(folder)
     result = run.read_result() if run.has_result() else {}
     if result.get("status") != "finished":
         return None
-    return Outcome.of(_reports(folder, metrics)[-1], metrics, is_whole=result["stopped_by"] != BY_SCHEDULER)
+    names = (*config.sweep.aims, *(limit.metric for limit in config.sweep.limits))
+    return Outcome.of(_reports(folder, names)[-1], config, is_whole=result["stopped_by"] != BY_SCHEDULER)
 
 
 def read_curve(folder: Path, metrics: tuple[str, ...]) -> list[dict[str, float]]:
@@ -82,9 +90,8 @@ class Search:
 
     def __init__(self, config: Config) -> None:
         check_optuna()
-        sweep = config.sweep
-        modes = [sweep.mode] if isinstance(sweep.mode, str) else sweep.mode
-        self._config, self._signs = config, tuple(1.0 if mode == "max" else -1.0 for mode in modes)
+        self._config = config
+        self._signs = tuple(1.0 if mode == "max" else -1.0 for mode in config.sweep.aims.values())
 
     def next_values(self, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> dict[str, Any] | None:
         """Return what the next trial sets, its seed included; None where nothing is left that could tell more.
@@ -121,7 +128,15 @@ class Search:
             outcome = outcomes.get(trial.number)
             if outcome is not None and trial.folder not in there:
                 attributes = {"folder": trial.folder, SEED: trial.seed}
-                study.add_trial(self._frozen(trial.values, outcome.values, failed=outcome.values is None, **attributes))
+                study.add_trial(
+                    self._frozen(
+                        trial.values,
+                        outcome.values,
+                        failed=outcome.values is None,
+                        excess=outcome.excess,
+                        **attributes,
+                    )
+                )
 
     @property
     def _directions(self) -> list[Any]:
@@ -137,6 +152,7 @@ class Search:
             if outcome is None:
                 continue
             setting.is_given_up |= outcome.values is None or not outcome.is_whole
+            setting.excesses.append(outcome.excess)
             if outcome.values is not None:
                 setting.results.append(tuple(s * v for s, v in zip(self._signs, outcome.values, strict=True)))
         return tried
@@ -164,10 +180,19 @@ class Search:
         for setting, means in zip(tried.values(), told_means(list(tried.values())), strict=True):
             values = None if means is None else tuple(s * m for s, m in zip(self._signs, means, strict=True))
             failed = values is None and setting.is_given_up
-            study.add_trial(self._frozen(setting.values, values, failed=failed))
+            excess = [mean(column) for column in zip(*setting.excesses, strict=True)]
+            study.add_trial(self._frozen(setting.values, values, failed=failed, excess=excess))
         return study
 
-    def _frozen(self, values: Mapping[str, Any], figures: Sequence[float] | None, *, failed: bool, **facts: Any) -> Any:
+    def _frozen(
+        self,
+        values: Mapping[str, Any],
+        figures: Sequence[float] | None,
+        *,
+        failed: bool,
+        excess: Sequence[float] = (),
+        **facts: Any,
+    ) -> Any:
         from optuna.trial import TrialState, create_trial
 
         keys = space_keys(self._config)
@@ -178,6 +203,7 @@ class Search:
             distributions={key: _distribution(space[key]) for key in keys},
             values=None if figures is None else list(figures),
             user_attrs=facts,
+            system_attrs={"constraints": list(excess)} if excess else {},
         )
 
     def _suggest(self, trial: Any, key: str) -> Any:

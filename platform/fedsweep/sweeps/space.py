@@ -176,8 +176,7 @@ def check_combination(config: Config) -> None:
         ConfigError: There is no metric of that name; the message gives the nearest. Or the scheduler does not go.
     """
     sweep = config.sweep
-    names = [sweep.metric] if isinstance(sweep.metric, str) else sweep.metric
-    modes = [sweep.mode] if isinstance(sweep.mode, str) else sweep.mode
+    names, modes = [*sweep.aims], [*sweep.aims.values()]
     tested = {f"{EXTRA}/{column}": metric for metric in build_metrics(config) for column in metric.columns}
     for name, mode in zip(names, modes, strict=True):
         if name not in _METRICS and not name.startswith(f"{EXTRA}/"):
@@ -188,6 +187,9 @@ def check_combination(config: Config) -> None:
                 f"sweep.mode is {mode} for {name}, but of the metric {tested[name].name!r} {_BETTER[better]} is better;"
                 f" set sweep.mode={better}, or another mode in evaluation.metrics"
             )
+    for limit in sweep.limits:
+        if limit.metric not in _METRICS and not limit.metric.startswith(f"{EXTRA}/"):
+            raise ConfigError(f"sweep.constraints: {unknown_name('metric', limit.metric, [*_METRICS, *tested])}")
     if sweep.scheduler == "front":
         _check_front(names, modes)
     elif isinstance(sweep.metric, list) and sweep.scheduler is not None:

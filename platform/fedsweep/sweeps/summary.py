@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
@@ -19,6 +19,7 @@ from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.fairness import TrialWorld, comparable
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
+from fedsweep.sweeps.verdict import FrontVerdict, front_verdict, read_trial_curve
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -90,6 +91,7 @@ class Summary:
         settings: The best first; those of which no trial has finished come last.
         differences: Between settings that may be compared, by the first metric; indices into ``settings``.
         notes: What a reader must know.
+        fronts: With two or three metrics: the front of each world, by its place among the settings' worlds.
     """
 
     metrics: tuple[str, ...]
@@ -98,6 +100,12 @@ class Summary:
     settings: tuple[SettingRow, ...]
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
+    fronts: Mapping[int, FrontVerdict] = field(default_factory=dict)
+
+    @property
+    def worlds(self) -> list[TrialWorld]:
+        """Return the settings' worlds, in their order."""
+        return list(dict.fromkeys(setting.world for setting in self.settings))
 
     @property
     def failed(self) -> list[TrialRow]:
@@ -127,9 +135,7 @@ def summarise(
 
     There is a world for each trial, in the same order: what it must share with another to be compared.
     """
-    metric, mode = config.sweep.metric, config.sweep.mode
-    metrics = (metric,) if isinstance(metric, str) else tuple(metric)
-    modes = (mode,) if isinstance(mode, str) else tuple(mode)
+    metrics, modes = tuple(config.sweep.aims), tuple(config.sweep.aims.values())
     rows = tuple(_trial_row(folder, t, w, config=config, metrics=metrics) for t, w in zip(trials, worlds, strict=True))
     groups: dict[tuple[TrialWorld, str], list[TrialRow]] = {}
     for row in rows:
@@ -145,13 +151,14 @@ def summarise(
         settings=tuple(settings),
         differences=tuple(_compare(settings, [_figures_by_seed(group, metrics[0]) for _, group in ranked])),
         notes=(*notes, *_under_way_notes(under_way), *_cohort_notes(folder, rows), *_remarks(folder, rows)),
+        fronts=_fronts(folder, [group for _, group in ranked], config),
     )
 
 
 def write_summary(folder: SweepFolder, summary: Summary) -> None:
     """``summary.json``, and ``summary.parquet`` with a row per trial."""
     labels = [setting.label for setting in summary.settings]
-    worlds = list(dict.fromkeys(s.world for s in summary.settings))
+    worlds = summary.worlds
     settings = [
         {**asdict(s), "world": worlds.index(s.world), "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()}}
         for s in summary.settings
@@ -163,6 +170,7 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
             "differences": [
                 {**_plain(asdict(d)), "first": labels[d.first], "second": labels[d.second]} for d in summary.differences
             ],
+            "fronts": [{"world": world, **_front_json(verdict, labels)} for world, verdict in summary.fronts.items()],
             "trials": [_trial_json(row) for row in summary.trials],
             "notes": list(summary.notes),
         }
@@ -217,6 +225,33 @@ def _figures_by_seed(rows: Sequence[TrialRow], metric: str) -> dict[int | None, 
     own = [rows[place] for place in counted(rows)]
     whole = [row for row in own if row.status == "finished" and row.stopped_by != "scheduler"]
     return {row.seed: row.figures[metric] for row in whole}
+
+
+def _fronts(folder: SweepFolder, groups: Sequence[Sequence[TrialRow]], config: Config) -> dict[int, FrontVerdict]:
+    """Judge each world's trials that have finished, in the order of the plan."""
+    aims, limits = config.sweep.aims, config.sweep.limits
+    if len(aims) not in (2, 3):
+        return {}
+    placed = [(row, place) for place, group in enumerate(groups) for row in group if row.status == "finished"]
+    placed.sort(key=lambda pair: pair[0].trial.number)
+    fronts = {}
+    for number, world in enumerate(dict.fromkeys(group[0].world for group in groups)):
+        curves = [
+            read_trial_curve(folder.trial_path(row.trial), setting=place, seed=row.seed, aims=aims, constraints=limits)
+            for row, place in placed
+            if row.world == world
+        ]
+        if (verdict := front_verdict(curves)) is not None:
+            fronts[number] = verdict
+    return fronts
+
+
+def _front_json(verdict: FrontVerdict, labels: Sequence[str]) -> dict[str, Any]:
+    return {
+        "settings": [{"label": labels[place], "seeds": count} for place, count in verdict.settings.items()],
+        "hypervolume": _plain(asdict(verdict.volume)),
+        "by_bytes": [{"bytes": sent, **_plain(asdict(volume))} for sent, volume in verdict.by_bytes],
+    }
 
 
 def _is_under_way(rows: Sequence[TrialRow]) -> bool:

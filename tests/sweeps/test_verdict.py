@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsweep.config.load import load_config
+from fedsweep.config.sweep import parse_constraint
+from fedsweep.errors import ConfigError
+from fedsweep.sweeps.front import CurveFront
+from fedsweep.sweeps.space import check_combination
+from fedsweep.sweeps.verdict import TrialCurve, front_verdict
+
+
+def curve(setting: int, seed: int, *points: tuple[float, ...], num_bytes: float = 10.0) -> TrialCurve:
+    return TrialCurve(setting=setting, seed=seed, points=points, num_bytes=num_bytes)
+
+
+def test_the_volume_counts_every_round_and_grows_with_the_bytes_that_the_study_sends() -> None:
+    # Bytes and minus accuracy: the box is [0, 10] x [-1, 0].
+    trials = [curve(0, 0, (0, 0), (5, -0.5), (10, -0.6)), curve(1, 0, (5, -0.4), (10, -1.0))]
+    verdict = front_verdict(trials)
+    assert verdict is not None
+    # After both: 0.5 of the accuracies for the dearer half of the budgets; the point at 10 bytes is on the edge.
+    assert verdict.volume.mean == pytest.approx(0.25)
+    assert verdict.settings == {0: 1, 1: 1}
+    assert [bytes for bytes, _ in verdict.by_bytes] == pytest.approx(list(range(1, 21)))
+    assert [volume.mean for _, volume in verdict.by_bytes] == pytest.approx([0.0] * 9 + [0.25] * 11)
+
+
+def test_the_interval_is_over_seeds_and_settings_are_counted_by_seeds() -> None:
+    trials = [curve(0, s, (0, 0), (5, -0.5 - 0.1 * s), (10, -1.0)) for s in range(3)]
+    trials += [curve(1, s, (6, -0.4 - 0.18 * s)) for s in range(3)]
+    verdict = front_verdict(trials)
+    assert verdict is not None and verdict.volume.count == 3
+    assert verdict.volume.low < verdict.volume.mean < verdict.volume.high
+    assert verdict.settings == {0: 3, 1: 1}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_it_is_optunas_hypervolume(count: int) -> None:
+    compute_hypervolume = pytest.importorskip("optuna._hypervolume").compute_hypervolume
+    points = np.random.default_rng(count).random((60, count))
+    verdict = front_verdict([curve(0, 0, *map(tuple, points.tolist()))])
+    low, span = points.min(0), points.max(0) - points.min(0)
+    assert verdict is not None
+    assert verdict.volume.mean == pytest.approx(compute_hypervolume((points - low) / span, np.ones(count)), abs=1e-12)
+
+
+def test_nothing_to_judge_is_no_verdict() -> None:
+    assert front_verdict([]) is None
+    assert front_verdict([curve(0, 0, (1.0, -0.5)), curve(1, 0)]) is None
+
+
+def test_constraints_are_read_with_their_units() -> None:
+    limit = parse_constraint("total_bytes <= 2 MB")
+    assert (limit.metric, limit.is_most, limit.limit) == ("total_bytes", True, 2e6)
+    assert parse_constraint("extra/worst_10>=50%").limit == 0.5
+    assert limit.holds(2e6) and not limit.holds(2e6 + 1) and not limit.holds(float("nan"))
+    assert limit.excess(3e6) == 1e6
+
+
+@pytest.mark.parametrize("text", ["total_bytes < 2", "total_bytes <= 2 Mib", "<= 2", "total_bytes <= two", "a <= -1"])
+def test_what_is_no_constraint_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"NAME <= NUMBER or NAME >= NUMBER, e.g. total_bytes <= 2 MB"):
+        load_config({"sweep": {"space": {"seed": {"grid": [0]}}, "constraints": [text]}})
+
+
+def test_a_constraint_on_an_unknown_figure_is_refused() -> None:
+    sweep: dict[str, Any] = {"space": {"seed": {"grid": [0]}}, "constraints": ["total_byte <= 2 MB"]}
+    with pytest.raises(ConfigError, match=r"sweep.constraints: .*total_bytes"):
+        check_combination(load_config({"sweep": sweep}))
+
+
+def test_a_run_that_has_spent_more_than_a_constraint_allows_is_over() -> None:
+    front = CurveFront({"test_accuracy": "max", "total_bytes": "min"}, [parse_constraint("total_bytes <= 2")])
+    assert not front.is_dominated("a", {"test_accuracy": 0.1, "total_bytes": 2})
+    assert front.is_dominated("a", {"test_accuracy": 0.9, "total_bytes": 3})
