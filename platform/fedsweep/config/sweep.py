@@ -98,12 +98,12 @@ def parse_constraint(text: str) -> Constraint:
     Raises:
         ValueError: It is no such condition.
     """
-    found = _CONSTRAINT.fullmatch(text.strip())
-    if found is None:
+    matched = _CONSTRAINT.fullmatch(text.strip())
+    if matched is None:
         raise ValueError(
             f"a constraint is NAME <= NUMBER or NAME >= NUMBER, e.g. total_bytes <= 2 MB, but got {text!r}"
         )
-    name, sign, number, unit = found.groups()
+    name, sign, number, unit = matched.groups()
     return Constraint(metric=name, is_most=sign == "<=", limit=float(number) * _UNITS[unit or ""])
 
 

@@ -16,7 +16,7 @@ from fedsweep.runs.run_folder import CONFIG
 from fedsweep.runs.sources import Sources
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.resources import Share
-from fedsweep.sweeps.search import Outcome, Search, read_outcome
+from fedsweep.sweeps.search.proposals import Outcome, Search, read_outcome
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec

@@ -18,7 +18,7 @@ from ray.tune.search import Searcher
 
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared import WORLD
-from fedsweep.sweeps.search import Outcome, Search, read_curve, read_outcome
+from fedsweep.sweeps.search.proposals import Outcome, Search, read_curve, read_outcome
 from fedsweep.sweeps.space import TRIAL, space_keys
 from fedsweep.sweeps.trial import TESTED, metric_values
 from fedsweep.sweeps.tune_callback import KeptHere

@@ -24,7 +24,7 @@ from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepare import make_entry
 from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
 from fedsweep.sweeps.resources import check_shares, largest, room_for
-from fedsweep.sweeps.search import Search, check_optuna
+from fedsweep.sweeps.search.proposals import Search, check_optuna
 from fedsweep.sweeps.space import TRIAL, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import SUMMARY, TABLE, TUNE

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedsweep.config.sweep import Constraint
 from fedsweep.results.pareto import hypervolume
 from fedsweep.results.seed_statistics import Estimate, estimate
-from fedsweep.sweeps.search import read_curve
+from fedsweep.sweeps.search.proposals import read_curve
 
 # Places along what the study spent at which the volume is told.
 _PLACES = 20
@@ -114,11 +114,11 @@ def _at(steps: Sequence[tuple[float, float]], sent: float) -> float:
 
 
 def _front(points: Sequence[Point]) -> list[Point]:
-    kept: list[Point] = []
+    front: list[Point] = []
     for point in sorted(set(points)):
-        if not any(all(a <= b for a, b in zip(other, point, strict=True)) for other in kept):
-            kept.append(point)
-    return kept
+        if not any(all(a <= b for a, b in zip(other, point, strict=True)) for other in front):
+            front.append(point)
+    return front
 
 
 def _on_front(study: Sequence[TrialCurve]) -> list[int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsweep.sweeps.rungs import Noise, TriedSetting, most_doubtful, told_means
+from fedsweep.sweeps.search.rungs import Noise, TriedSetting, most_doubtful, told_means
 
 
 def tried(*results: list[float], seeds: int | None = None) -> list[TriedSetting]:

@@ -16,7 +16,7 @@ from fedsweep.errors import ResourceError
 from fedsweep.results.seed_statistics import mean
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.streams import stream
-from fedsweep.sweeps.rungs import TriedSetting, most_doubtful, told_means
+from fedsweep.sweeps.search.rungs import TriedSetting, most_doubtful, told_means
 from fedsweep.sweeps.space import SEED, Trial, canonical, space_keys
 from fedsweep.sweeps.trial import BY_SCHEDULER, TESTED, TuneReport, metric_values
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.sweeps.search import Outcome, Search
+from fedsweep.sweeps.search.proposals import Outcome, Search
 from fedsweep.sweeps.space import Trial, make_trial
 
 pytest.importorskip("optuna")

@@ -1,0 +1,1 @@
+"""Searches: what is proposed, and which setting gets one more seed."""
