@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.world.data.datasets import Dataset
 
-# What trials must share to be compared, in what a trial's process gets.
+# What trials must share to be compared one by one, the seed included, in what a trial's process gets.
 WORLD = "world"
 
 
@@ -157,7 +157,7 @@ class PreparedSweep:
         done = self.folder.has_finished(entry.trial)
         share = Share(actors=0) if done else entry.share  # one that has finished before only says so
         values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
-        world = canonical(asdict(world_of(entry.config)))
+        world = canonical([asdict(world_of(entry.config)), entry.config.seed])
         return {"spec": vars(spec).copy(), "share": asdict(share), "values": values, WORLD: world}
 
     def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:

@@ -65,7 +65,9 @@ def make_scheduler(prepared: PreparedSweep) -> TrialScheduler | None:
 
 
 class FrontScheduler(FIFOScheduler):
-    """Ends a trial that the front of its world dominates along its curve; see :class:`CurveFront`.
+    """Ends a trial that the front of its world and seed dominates along its curve; see :class:`CurveFront`.
+
+    Seeds have other splits, on some of which all do better: one front for all would leave of the hardest nothing.
 
     Args:
         prepared: The sweep; its finished trials are on the front from the beginning.
