@@ -199,8 +199,8 @@ def test_settings_are_means_over_their_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "lost", name="lost", status="failed")
     header, first, second = table(compared_runs([tmp_path]), by_setting=True)
     assert header.split()[:5] == ["setting", "method", "acc", "sd", "95%"]
-    assert first.split() == "two FedAvg 60.00% 14.14% 50.00% to 70.00% 60.00% 1.5 kB - - 1.5s - 2 -".split()
-    assert second.split() == "lost FedAvg - - - - - - - - - 0 1".split()
+    assert first.split() == "two FedAvg 60.00% 14.14% 50.00% to 70.00% 60.00% 1.5 kB 0.000 - - 1.5s - 2 -".split()
+    assert second.split() == "lost FedAvg - - - - - - - - - - 0 1".split()
 
 
 def test_wide_letters_keep_the_columns_aligned(tmp_path: Path) -> None:
