@@ -127,6 +127,8 @@ PLACES = {
     "scenario.availability": "{{kind: {}}}",
     "scenario.budgets": "{{kind: {}}}",
     "scenario.devices": "{{stragglers: {{kind: {}}}}}",
+    "communication.up": "{{name: {}}}",
+    "communication.down": "{{name: {}}}",
     "training.schedule": "{{kind: {}}}",
     "tracking.also": "[{}]",
 }

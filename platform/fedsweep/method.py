@@ -51,7 +51,7 @@ class FederatedMethod:
         server_update: The next server model from the attendees' models.
         refinements: Work on the aggregate, in order.
         evaluation: Which model is tested.
-        codec: What clients' models go through on their way to the server.
+        codec: What clients' messages go through, whatever the configuration's ``communication`` says.
         settings: What the method asks of the training section.
     """
 
@@ -110,6 +110,15 @@ class FederatedMethod:
         return {hook: tuple(item for item in self.server_components if item[1].has_own(hook)) for hook in hooks}
 
     @cached_property
+    def averages_alone(self) -> bool:
+        """Tell whether the mean of the clients' models is all that anybody on the server makes of them."""
+        return (
+            self.server_update.plain_mean
+            and self.moves_from is None
+            and not any(component.needs_updates for _, component in self.server_components)
+        )
+
+    @cached_property
     def folds(self) -> bool:
         """Tell whether workers may go through a round's sync points among themselves, as far as the method has a say.
 
@@ -120,7 +129,6 @@ class FederatedMethod:
         return (
             self.server_update.plain_mean
             and self.moves_from is None
-            and not self.codec.encodes
             and not any(component.needs_updates for component in inner)
             and not self.having["learn"]
             and all(refinement.when == "round_end" for refinement in self.refinements)
@@ -137,7 +145,7 @@ class FederatedMethod:
     @cached_property
     def remembers(self) -> bool:
         """Tell whether clients keep something of the method's between their rounds."""
-        return self.codec.error_feedback or any(term.stateful for term in self.terms)
+        return any(term.stateful for term in self.terms)
 
     @cached_property
     def moves_from(self) -> Literal["server", "anchor"] | None:

@@ -174,7 +174,7 @@ class RoundContext:
         clock: Virtual seconds at the round's start.
         ready: When clients whose work went on over a round's end are done, in virtual seconds.
         durations: Virtual seconds that each member would need; empty without devices.
-        num_values: |W|, scalars of the full model.
+        num_values: |W|, scalars of the full model; with codecs as many as its message has bytes for, mean of both ways.
         budgets: Who affords what; None: no limits.
         model: A template of the full model, for its structure; None in contexts made by hand.
         stream: Random numbers of this seam in this round.

@@ -181,6 +181,8 @@ ELSEWHERE = {
     "model.adapter.kind": "tests/models/test_adapters.py",
     "scenario.root": "tests/world/data/test_torchvision_sets.py",
     "scenario.download": "tests/world/data/test_torchvision_sets.py",
+    "communication.up.name": "tests/engine/test_communication.py",
+    "communication.down.name": "tests/engine/test_communication.py",
     "evaluation.metrics": "tests/components/test_metrics.py",
     "runtime.backend": "tests/fleet/test_ray_fleet.py",
     "runtime.client_actors": "tests/fleet/test_ray_fleet.py",

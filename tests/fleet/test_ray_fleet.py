@@ -15,8 +15,11 @@ from ray_pool import Pool, play
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.codec import Communication
+from fedsweep.components.codecs.registry import CODECS
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, ResourceError
@@ -108,6 +111,32 @@ def test_a_client_actor_killed_between_lanes_changes_no_bit(pool: Pool, tmp_path
     found, messages = play(pool, replace(plain, method=method, lanes=lanes), 2)
     assert (tmp_path / "died").exists() and any("round 2" in message for message in messages)
     assert bits(found) == bits(expected) and not any("one by one" in message for message in messages)
+
+
+TENTH = CODECS["topk"](share=0.1, error_feedback=True)
+SIGNS = CODECS["sign"](error_feedback=True)
+
+
+@pytest.mark.parametrize(("name", "actors"), [("dynamicsgd", 1), ("dynamicfl", 2), ("scaffold", 3)])
+def test_codecs_both_ways_give_the_bits_of_one_process(pool: Pool, name: str, actors: int) -> None:
+    method = {**METHODS, "scaffold": scaffold()}[name]
+    work = tiny_experiment(method, rounds=3, local_epochs=2)
+    work = replace(work, communication=Communication(up=TENTH, down=SIGNS))
+    expected, (found, messages) = run_rounds(local_engine(work)), play(pool, work, actors)
+    assert bits(found) == bits(expected) and messages == []
+    assert [r.bytes_up for r in found.records] == [r.bytes_up for r in expected.records]
+
+
+def test_a_client_actor_killed_among_codecs_changes_no_bit(pool: Pool, tmp_path: Path) -> None:
+    plain = tiny_experiment(METHODS["dynamicsgd"], rounds=3, local_epochs=2)
+    plain = replace(plain, communication=Communication(up=TENTH, down=SIGNS))
+    expected = run_rounds(local_engine(plain))
+    method = fault_terms.with_fault(
+        plain.method, client=expected.records[1].cohort[1], round=2, position=3, marker=str(tmp_path / "died")
+    )
+    found, messages = play(pool, replace(plain, method=method), 2)
+    assert (tmp_path / "died").exists() and any("round 2" in message for message in messages)
+    assert bits(found) == bits(expected)
 
 
 def test_what_server_and_clients_say_beside_models_travels_too(pool: Pool) -> None:

@@ -1,108 +1,267 @@
-"""A client's model on its way to the server through a codec: encoded on the client, decoded on the server."""
+"""Models on their way through a codec: a client's to the server, and the server's to all clients."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsweep.client.messages import Reply
-from fedsweep.components.codec import Codec
+from fedsweep.client.messages import ClientSide, Reply
+from fedsweep.components.codec import Codec, Shapes
 from fedsweep.errors import InvariantError
 from fedsweep.guard import ask
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
-from fedsweep.submodel import SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.trees import FlatLayout, weighted_mean
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Travelling:
+    """The params of a part of the model that travel.
+
+    Attributes:
+        params: Params of the part, travelling or not.
+        size: Those that travel.
+        mask: Which they are (bool [params]); None: all.
+        shapes: Of what travels: a tensor's own, or flat where only some of its values do.
+        names: Of the tensors that travel whole.
+    """
+
+    params: int
+    size: int
+    mask: Tensor | None
+    shapes: Shapes
+    names: tuple[str, ...]
+
+    def cut(self, values: Tensor) -> Tensor:
+        """Return those of the part's params [params] that travel."""
+        return values if self.mask is None else values[self.mask]
+
+    def moved(self, values: Tensor, move: Tensor) -> Tensor:
+        """Return the part's params [params], those that travel moved by so much [size]."""
+        if self.mask is None:
+            return values + move.to(values)
+        values = values.clone()
+        values[self.mask] += move.to(values)
+        return values
+
+
+# A part that is drawn anew in each round does not come back: few are kept, and of these the whole model is asked for.
+@lru_cache(maxsize=8)
+def travelling(submodel: SubModel, full: FlatLayout) -> Travelling:
+    """Return the params of a part that travel."""
+    part = submodel.layout(full)
+    ends, mask = part.places(), None
+    own = {n: s for (n, place), s in zip(ends.items(), part.shapes, strict=True) if place.start < part.num_params}
+    if submodel != FULL_MODEL:
+        cover = submodel.embed(torch.ones(part.num_values, dtype=full.dtype), full).cover
+        if cover is not None:
+            mask = submodel.extract(cover.to(full.dtype), full)[: part.num_params] > 0
+    if mask is None or bool(mask.all()):
+        size = part.num_params
+        return Travelling(params=size, size=size, mask=None, shapes=tuple(own.values()), names=tuple(own))
+    counts = {name: int(mask[ends[name]].sum()) for name in own}
+    whole = tuple(name for name, shape in own.items() if counts[name] == torch.Size(shape).numel())
+    shapes = tuple(own[name] if name in whole else (counts[name],) for name in own if counts[name])
+    return Travelling(params=len(mask), size=int(mask.sum()), mask=mask, shapes=shapes, names=whole)
 
 
 class Encoder:
     """Encodes one client's moves in one round.
 
     Args:
-        codec: The method's.
+        side: Says what clients' messages go through.
         submodel: The part that the client trains.
         full: The full model's layout.
-        left: What its messages have left out so far [P of the full model]; None: nothing.
+        memory: What the client remembers; of it, what its messages have left out, see :meth:`memory`.
     """
 
-    def __init__(self, codec: Codec, submodel: SubModel, full: FlatLayout, left: Tensor | None) -> None:
-        self._codec, self._submodel, self._full = codec, submodel, full
+    def __init__(self, side: ClientSide, submodel: SubModel, full: FlatLayout, memory: Mapping[str, Any]) -> None:
+        self._submodel, self._full, self._payloads = submodel, full, side.codes_payloads
         self._travels = travelling(submodel, full)
-        self._left = torch.zeros(full.num_params, dtype=full.dtype) if left is None else left
+        self._codec = side.codec.fitted(self._travels.shapes)
+        self._left = {name: value for name, value in memory.items() if name.startswith("codec")}
 
-    def encoded(self, reply: Reply, anchor: Tensor | None, stream: Stream) -> Reply:
-        """Return the answer with its params encoded.
+    def encoded(self, reply: Reply, received: Tensor | None, stream: Stream) -> Reply:
+        """Return the answer with its params encoded, and of what terms send all that has the params' form.
 
         Args:
             reply: With the client's model [V of its part], on the CPU.
-            anchor: What it received [V of its part].
+            received: The server's model that it received [V of the full model].
             stream: Random numbers.
-
-        Raises:
-            InvariantError: It received none.
         """
-        if anchor is None:
-            raise InvariantError(f"client {reply.client} has received no model that its move could be counted from")
-        size = len(self._travels)
-        move = (reply.vector[:size] - anchor[:size].cpu())[self._travels]
+        anchor, size = self._anchor(reply.client, received), self._travels.params
+        message = self._message("codec", self._travels.cut(reply.vector[:size] - anchor), stream)[0]
+        extras, encoded_extras = dict(reply.extras), {}
+        for owner, values in self._alike(extras):
+            encoded_extras[owner] = self._message(f"codec {owner}", values, stream.child(owner))[0]
+            extras = {name: value for name, value in extras.items() if not name.startswith(f"{owner}/")}
         # A copy of the rest: as a view it would keep the whole model in memory.
-        return replace(reply, vector=reply.vector[size:].clone(), encoded=self._encode(move, stream))
+        return replace(
+            reply, vector=reply.vector[size:].clone(), encoded=message, extras=extras, encoded_extras=encoded_extras
+        )
 
-    def _encode(self, move: Tensor, stream: Stream) -> Payload:
+    def through(self, client: int, vector: Tensor, received: Tensor | None, stream: Stream) -> Tensor:
+        """Return a client's model [V of its part] as the receiver has it; arguments as of :meth:`encoded`."""
+        anchor, size = self._anchor(client, received), self._travels.params
+        message, move = self._message("codec", self._travels.cut(vector[:size] - anchor), stream)
+        if move is None:
+            move = _decoded(self._codec, message, self._travels.size)
+        params = self._travels.moved(anchor, move)
+        return params if len(vector) == size else torch.cat([params, vector[size:]])
+
+    def _anchor(self, client: int, received: Tensor | None) -> Tensor:
+        """Return the params that a client received [params of its part]."""
+        if received is None:
+            raise InvariantError(f"client {client} has received no model that its move could be counted from")
+        return self._submodel.extract(received, self._full)[: self._travels.params].cpu()
+
+    def _alike(self, extras: Payload) -> list[tuple[str, Tensor]]:
+        """Return by owner, as one vector [T], what has the form of the params that travel."""
+        if not self._payloads or self._travels.mask is not None:
+            return []
+        shapes = dict(zip(self._travels.names, self._travels.shapes, strict=True))
+        owners = dict.fromkeys(name.partition("/")[0] for name in extras)
+        vectors = []
+        for owner in owners:
+            own = {name: value for name, value in extras.items() if name.startswith(f"{owner}/")}
+            if {name.partition("/")[2]: tuple(value.shape) for name, value in own.items()} == shapes and all(
+                value.dtype == self._full.dtype for value in own.values()
+            ):
+                vectors.append((owner, torch.cat([own[f"{owner}/{name}"].flatten() for name in shapes])))
+        return vectors
+
+    def _message(self, kept_as: str, move: Tensor, stream: Stream) -> tuple[Payload, Tensor | None]:
+        """Return the message, and what becomes of it where that is known."""
         if not self._codec.error_feedback:
-            return self._asked(move, stream)
-        left = self._submodel.extract(self._full.padded(self._left), self._full)[: len(self._travels)].clone()
-        move = move + left[self._travels]
+            return self._asked(move, stream), None
+        travels = self._travels
+        left = self._cut(kept_as)
+        move = move + travels.cut(left)
         message = self._asked(move, stream)
-        # Against what the server will decode, not what was meant to be sent: so both agree on what is still owed.
-        left[self._travels] = move - _decoded(self._codec, message, len(move))
-        self._left = self._grown(left)
-        return message
+        # Against what will be decoded, not what was meant to be sent: so both agree on what is still owed.
+        decoded = _decoded(self._codec, message, len(move))
+        self._keep(kept_as, left, move - decoded.to(move))
+        return message, decoded
 
     def _asked(self, move: Tensor, stream: Stream) -> Payload:
         message: Payload = ask(self._codec, "encode", move, stream, when="on a client")
         return message
 
     def memory(self) -> dict[str, Tensor]:
-        """Give what the client's messages have left out [P of the full model], where that is fed back."""
-        return {"codec": self._left} if self._codec.error_feedback else {}
+        """Give what the client's messages have left out, each [P of the full model], where that is fed back."""
+        if not self._codec.error_feedback:
+            return {}
+        return {"codec": torch.zeros(self._full.num_params, dtype=self._full.dtype), **self._left}
 
-    def _grown(self, part: Tensor) -> Tensor:
-        """Return a part's values [P] in full size; those that do not travel are as they were."""
-        embedded = self._submodel.embed(self._submodel.layout(self._full).padded(part), self._full)
-        values, params = embedded.vector[: self._full.num_params], slice(self._full.num_params)
-        return values.clone() if embedded.cover is None else torch.where(embedded.cover[params], values, self._left)
+    def _cut(self, kept_as: str) -> Tensor:
+        """Return what was left out of the part's params [params]."""
+        left = self._left.get(kept_as)
+        if left is None:
+            return torch.zeros(self._travels.params, dtype=self._full.dtype)
+        left = torch.as_tensor(left)
+        if self._submodel == FULL_MODEL:
+            return left
+        return self._submodel.extract(self._full.padded(left), self._full)[: self._travels.params]
+
+    def _keep(self, kept_as: str, left: Tensor, owed: Tensor) -> None:
+        """Keep what is owed of the values that travel [T], in full size; of the others what was owed before."""
+        if self._submodel == FULL_MODEL:
+            self._left[kept_as] = owed
+            return
+        if self._travels.mask is not None:
+            left = left.clone()
+            left[self._travels.mask] = owed
+            owed = left
+        embedded = self._submodel.embed(self._submodel.layout(self._full).padded(owed), self._full)
+        size = self._full.num_params
+        values, cover = embedded.vector[:size], embedded.cover
+        before = self._left.get(kept_as)
+        before = torch.zeros(size, dtype=self._full.dtype) if before is None else torch.as_tensor(before)
+        self._left[kept_as] = values.clone() if cover is None else torch.where(cover[:size], values, before)
 
 
-def travelling(submodel: SubModel, full: FlatLayout) -> Tensor:
-    """Mark a part's params that travel (bool [P of the part])."""
-    part = submodel.layout(full)
-    cover = submodel.embed(torch.ones(part.num_values, dtype=full.dtype), full).cover
-    if cover is None:
-        return torch.ones(part.num_params, dtype=torch.bool)
-    return submodel.extract(cover.to(full.dtype), full)[: part.num_params] > 0
-
-
-def decoded_model(codec: Codec, message: Payload, *, rest: Tensor, anchor: Tensor, travels: Tensor) -> Tensor:
-    """Return the model [V of the part] as the server has it.
+def decoded_sum(codec: Codec, replies: Sequence[Reply], weights: Sequence[float], full: FlatLayout) -> Tensor:
+    """Return a move [P] such that, if all had made it, their mean would be the decoded mean of their messages.
 
     Args:
-        codec: The method's.
-        message: What the client sent of its params.
-        rest: Its buffers and optimiser state, as they are.
-        anchor: The model that it received [V of the part].
-        travels: Which of the part's params the message is of.
+        codec: What clients' messages go through; it decodes sums.
+        replies: Of clients that train the whole model, each with its message.
+        weights: Theirs in the mean, which others may have a part in.
+        full: The model's layout.
     """
-    params = anchor[: len(travels)].clone()
-    params[travels] += _decoded(codec, message, int(travels.sum())).to(params)
-    return torch.cat([params, rest])
+    messages = [reply.encoded or {} for reply in replies]
+    mean: Payload = {}
+    for name, first in messages[0].items():
+        mean[name] = torch.empty_like(first)
+        weighted_mean([message[name].flatten() for message in messages], weights, mean[name].view(-1))
+    travels = travelling(FULL_MODEL, full)
+    return _decoded(codec.fitted(travels.shapes), mean, travels.size) / math.fsum(weights)
+
+
+def decoded_reply(
+    codec: Codec, reply: Reply, submodel: SubModel, *, anchor: Tensor, full: FlatLayout, move: Tensor | None = None
+) -> Reply:
+    """Return a client's answer as the server has it.
+
+    Args:
+        codec: What clients' messages go through.
+        reply: With the message, and beside it the buffers and optimiser state as they are.
+        submodel: The part of the model that it is of.
+        anchor: The model that the client received [V of the part].
+        full: The full model's layout.
+        move: Of its params, see :func:`decoded_sum`; None: what its message says.
+    """
+    assert reply.encoded is not None
+    travels = travelling(submodel, full)
+    codec = codec.fitted(travels.shapes)
+    move = _decoded(codec, reply.encoded, travels.size) if move is None else move
+    params = travels.moved(anchor[: travels.params], move)
+    extras, part = dict(reply.extras), submodel.layout(full)
+    for owner, message in reply.encoded_extras.items():
+        values = _decoded(codec, message, travels.size).to(params)
+        extras |= {f"{owner}/{name}": value for name, value in part.params(values).items()}
+    vector = torch.cat([params, reply.vector])
+    return replace(reply, vector=vector, encoded=None, extras=extras, encoded_extras={})
+
+
+def sent_down(
+    codec: Codec, full: FlatLayout, *, target: Tensor, before: Tensor, left: Tensor | None, stream: Stream
+) -> tuple[Tensor, Tensor | None]:
+    """Return the server's next model [V] as all clients have it, and what its messages have left out [P].
+
+    Args:
+        codec: What the server's messages go through.
+        full: The model's layout.
+        target: What its next model would be [V].
+        before: What all clients have [V].
+        left: What its messages have left out so far [P]; None: nothing.
+        stream: Random numbers.
+    """
+    travels = travelling(FULL_MODEL, full)
+    params, size = travels.params, travels.size
+    codec = codec.fitted(travels.shapes)
+    move = (target[:params] - before[:params]).cpu()
+    if left is not None and codec.error_feedback:
+        move += left
+    message: Payload = ask(codec, "encode", move, stream, when="on the server")
+    decoded = _decoded(codec, message, size).to(move)
+    vector = target.clone()
+    vector[:params] = before[:params] + decoded.to(before.device)
+    return vector, move - decoded if codec.error_feedback else None
 
 
 def _decoded(codec: Codec, message: Payload, size: int) -> Tensor:
     move = codec.decode(message, size)
-    if move.shape != (size,) or not bool(torch.isfinite(move).all()):
+    # The sum first, one number; it may overflow where all values are finite, so only then each is looked at.
+    finite = move.shape == (size,) and (math.isfinite(float(move.sum())) or bool(torch.isfinite(move).all()))
+    if not finite:
         raise InvariantError(
             f"{type(codec).__name__} must decode {size} finite values, but gave a tensor of shape {tuple(move.shape)}"
             f" with {int((~torch.isfinite(move)).sum())} that are not finite"

@@ -31,7 +31,7 @@ from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
 from fedsweep.guard import OnClient, ask
 from fedsweep.records import LocalJob, Payload, State
-from fedsweep.streams import stream
+from fedsweep.streams import Stream, stream
 from fedsweep.trees import FlatLayout
 
 
@@ -69,6 +69,8 @@ class LocalRound:
         facts: What the client knows of itself.
         model: Its own.
         steps: Takes its steps.
+        progress: What it has done since it last received a model.
+        received: The server's model that its moves are counted from [V full], where a codec encodes them.
     """
 
     def __init__(
@@ -106,8 +108,8 @@ class LocalRound:
         )
         remembered = memory.get("terms", {})
         self._terms = [ClientTerm(term, remembered.get(term.name), facts, full) for term in side.terms]
-        codec = side.codec
-        self._encoder = Encoder(codec, task.submodel, full, memory.get("codec")) if codec.encodes else None
+        self._encoder = Encoder(side, task.submodel, full, memory) if side.codec.encodes else None
+        self.received: Tensor | None = None  # by reference: nobody changes it as long as a codec needs it
         self._batches = Batches(shard, task.work, seed=side.seed, round=round, client=task.client)
         takes = Steps if task.submodel.step_parts is None else PartSteps
         self.steps = takes(
@@ -121,7 +123,7 @@ class LocalRound:
         )
         self._job, self._totals = _Job(), RoundTotals(steps=0, samples=0, loss_sum=0.0)
         self._extras: Payload = {}
-        self._progress = Progress()
+        self.progress = Progress()
         # Work of an earlier round that it goes on with, until a model is received.
         self._goes_on = task.progress is not None
         if task.progress is not None:
@@ -129,7 +131,7 @@ class LocalRound:
 
     def _restore(self, progress: Progress, memory: dict[str, Any]) -> None:
         """Take up the work of an earlier round."""
-        self._progress = progress
+        self.progress = progress
         self._optimizer.momentum_weight = progress.momentum_weight
         # Copied first: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
         self.model.vector.copy_(torch.from_numpy(np.array(memory["held"])))
@@ -146,13 +148,15 @@ class LocalRound:
         work, model = self._work, self.model
         if anchor is not None:
             model.receive(anchor)
-            self._progress = Progress(anchor_version=version, samples=work.num_samples, classes=work.classes)
+            self.progress = Progress(anchor_version=version, samples=work.num_samples, classes=work.classes)
             self.steps.broadcast = broadcast
+            if self._encoder is not None:
+                self.received = anchor
             if probes or self._side.needs_anchor:
                 # A new tensor each time: a term may keep the one before.
                 model.see(model.vector.clone())
         elif self._goes_on and not self._totals.steps:
-            self._progress = self._progress.carried_on(work.num_samples, work.classes)
+            self.progress = self.progress.carried_on(work.num_samples, work.classes)
         for term in self._terms:
             model.replace(term.prepare(model.params, model.values, model.anchor_tree, self._view))
         if probes:
@@ -216,12 +220,12 @@ class LocalRound:
             step = first + 1 + [math.isfinite(value) for value in losses].index(False)
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
         self._job.effective_steps = self._optimizer.effective_steps(steps)
-        self._progress = replace(
-            self._progress,
-            steps=self._progress.steps + steps,
-            effective_steps=self._progress.effective_steps + self._job.effective_steps,
+        self.progress = replace(
+            self.progress,
+            steps=self.progress.steps + steps,
+            effective_steps=self.progress.effective_steps + self._job.effective_steps,
             momentum_weight=self._optimizer.momentum_weight,
-            loss_sum=self._progress.loss_sum + loss_sum,
+            loss_sum=self.progress.loss_sum + loss_sum,
         )
 
     def _finish_terms(self) -> None:
@@ -300,11 +304,20 @@ class LocalRound:
         extras, self._extras = self._extras, {}
         facts, vector = self.facts, self.model.vector.cpu()
         vector = vector if leaves else vector.clone()
-        reply = Reply(client=facts.client, vector=vector, progress=self._progress, extras=extras)
+        reply = Reply(client=facts.client, vector=vector, progress=self.progress, extras=extras)
         if self._encoder is None:
             return reply
-        source = stream(self._side.seed, "codec", facts.round, facts.client, self._totals.steps)
-        return self._encoder.encoded(reply, self.model.anchor, source)
+        return self._encoder.encoded(reply, self.received, self._codec_stream())
+
+    def sent(self) -> Tensor:
+        """Give the client's model [V of its part] as the other end of its message has it."""
+        if self._encoder is None:
+            return self.model.vector
+        vector, client = self.model.vector.cpu(), self._facts.client
+        return self._encoder.through(client, vector, self.received, self._codec_stream())
+
+    def _codec_stream(self) -> Stream:
+        return stream(self._side.seed, "codec", self._facts.round, self._facts.client, self._totals.steps)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.
@@ -318,7 +331,7 @@ class LocalRound:
         # Nobody waited for these steps: what is kept over the round's end is the job done, not the job begun.
         if self._job.due:
             self.advance()
-        totals = replace(self._totals, progress=None if attended else self._progress)
+        totals = replace(self._totals, progress=None if attended else self.progress)
         if self._side.track_accuracy:
             totals = replace(totals, pass_accuracies=pass_accuracies(self.steps.hits, len(self._shard)))
         memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}

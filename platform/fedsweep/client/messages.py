@@ -74,7 +74,9 @@ class ClientSide:
         indices: For each client the indices of its training samples.
         device: ``"cpu"``, ``"cuda"`` or ``"lazy"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
-        codec: What clients' models go through on their way to the server.
+        codec: What clients' messages go through.
+        codes_payloads: What terms send in the params' form goes through it, too.
+        down_codec: What the server's messages go through.
         lanes: How a worker steps clients together; None: one after another.
         job_passes: Forward passes of each of a client's samples that terms take outside the steps of each job.
     """
@@ -88,6 +90,8 @@ class ClientSide:
     device: str = "cpu"
     track_accuracy: bool = False
     codec: Codec = AsItIs()
+    codes_payloads: bool = False
+    down_codec: Codec = AsItIs()
     lanes: LaneSettings | None = None
     job_passes: float = 0
 
@@ -98,8 +102,8 @@ class ClientSide:
 
     @cached_property
     def needs_anchor(self) -> bool:
-        """Tell whether terms, or the codec, look at the model that a client received."""
-        return self.codec.encodes or any(term.needs_anchor for term in self.terms)
+        """Tell whether terms look at the model that a client received."""
+        return any(term.needs_anchor for term in self.terms)
 
     @cached_property
     def bare_steps(self) -> bool:
@@ -178,6 +182,7 @@ class Segment:
         workers: Which worker each client is on.
         remembers: Some client may have something to remember when the round closes.
         stepping: How clients are stepped, where that was tried; None: as the experiment says.
+        left: What the server's messages have left out before the first point [P]; None: nothing.
     """
 
     round: int
@@ -194,6 +199,7 @@ class Segment:
     workers: Mapping[int, int] = field(default_factory=dict)
     remembers: bool = True
     stepping: Stepping | None = None
+    left: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +232,8 @@ class Reply:
         vector: Its model [V of its sub-model]; without the params where they are encoded.
         progress: What it has done since it last received a model.
         extras: What it sends beside the model.
-        encoded: What it sends of its params instead, made by the method's codec.
+        encoded: What it sends of its params instead, made by a codec.
+        encoded_extras: Likewise of extras, by owner.
     """
 
     client: int
@@ -234,6 +241,7 @@ class Reply:
     progress: Progress
     extras: Payload = field(default_factory=dict)
     encoded: Payload | None = None
+    encoded_extras: Mapping[str, Payload] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +276,8 @@ class SegmentReply:
         aggregate: The server's model [V] after the last folded point, from the one worker that is asked for it; None
             where none was folded.
         notes: Sentences for the user.
+        left: What the server's messages have left out by then [P], from the same worker; None: nothing.
+        anchors: Server's models [V] by version that encoded moves are counted from, where points were folded.
     """
 
     replies: tuple[Reply, ...]
@@ -275,3 +285,5 @@ class SegmentReply:
     memories: Mapping[int, Handle]
     aggregate: Tensor | None = None
     notes: tuple[str, ...] = ()
+    left: Tensor | None = None
+    anchors: Mapping[int, Tensor] = field(default_factory=dict)

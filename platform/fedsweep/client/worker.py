@@ -9,11 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.coding import sent_down, travelling
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.lanes.proof import proved
@@ -26,6 +28,7 @@ from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
 from fedsweep.guard import place_of
 from fedsweep.processes import start_device
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
+from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, weighted_mean
 
@@ -115,6 +118,7 @@ class Worker:
         self._attended: set[int] = set()
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
+        self._down = side.down_codec.fitted(travelling(FULL_MODEL, layout).shapes)
         self._lanes = None if side.lanes is None else Lanes(side, side.lanes)
         self._stepping: Stepping | None = None
 
@@ -149,6 +153,7 @@ class Worker:
         home = self._side.device if self._exchange.on_device else "cpu"
         # A copy, since the exchange writes each mean into it: a round begun anew starts from the caller's anchor.
         current = anchor.to(home, copy=True) if folded else anchor
+        down, left = self._down, segment.left
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, tasks, current, segment.version + number, memories)
             # An attendee that has none here is another worker's, or delivers work of an earlier round, which the server
@@ -161,10 +166,26 @@ class Worker:
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
-                own = {k: self._rounds[k].model.vector.to(home) for k in due}
+                own = {k: self._rounds[k].sent().to(home) for k in due}
+                before = current
+                if down.encodes or self._side.codec.encodes:
+                    current = torch.empty_like(current)  # moves are counted from the one before
                 self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
+                if down.encodes:
+                    # On every worker alike: they have the same mean, and draw the same numbers.
+                    source = stream(self._side.seed, "codec down", segment.round, position=number)
+                    target, left = sent_down(
+                        down, self._layout, target=current, before=before, left=left, stream=source
+                    )
+                    current.copy_(target)
         # All workers have the same mean by now; one of them hands it over.
-        return self._answer(segment, due, current.cpu() if folded and self.index == 0 else None)
+        locals_due = [self._rounds[client] for client in due]
+        answer = self._answer(segment, due)
+        if folded and self._side.codec.encodes:
+            # The server has not seen what clients received from one another's mean.
+            anchors = {r.progress.anchor_version: r.received.cpu() for r in locals_due if r.received is not None}
+            answer = replace(answer, anchors=anchors)
+        return replace(answer, aggregate=current.cpu(), left=left) if folded and not self.index else answer
 
     def prove(self, segment: Segment, anchor: Tensor, memories: Mapping[int, State]) -> Stepping:
         """Try ways of stepping the clients whose work begins with a segment; of the clients nothing is kept.
@@ -282,7 +303,7 @@ class Worker:
             return self._full_slot  # a second slot would take the module's gradients away from the first
         return BoundModule(module, submodel.layout(self._layout), self._side.device)
 
-    def _answer(self, segment: Segment, due: Sequence[int], aggregate: Tensor | None) -> SegmentReply:
+    def _answer(self, segment: Segment, due: Sequence[int]) -> SegmentReply:
         # Ascending by client, so that sums over them come out the same however the clients lie.
         replies = tuple(self._rounds[client].reply(leaves=segment.closes) for client in sorted(due))
         totals: dict[int, RoundTotals] = {}
@@ -299,7 +320,7 @@ class Worker:
                     memories[client] = memory
             self._rounds, self._attended = {}, set()
         notes = () if self._lanes is None else self._lanes.notes()
-        return SegmentReply(replies=replies, totals=totals, memories=memories, aggregate=aggregate, notes=notes)
+        return SegmentReply(replies=replies, totals=totals, memories=memories, notes=notes)
 
     @contextmanager
     def _guarded(self, segment: Segment, client: int) -> Iterator[None]:

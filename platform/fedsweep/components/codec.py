@@ -1,4 +1,4 @@
-"""Codec: what becomes of a client's model on its way to the server."""
+"""Codec: what becomes of values on their way between clients and server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fedsweep.parameters.ranges import Checked
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
+Shapes = tuple[tuple[int, ...], ...]
+
 
 class Codec(Checked, ABC):
-    """Encodes the move of a client's params since the model that it received.
+    """Encodes a move: a client's params since the model that it received, or the server's since its last one.
 
     Only what travels is encoded: of a part of the model, the part. Float buffers and averaged optimiser state go beside
     it as they are. The message costs what its tensors are: 4 bytes a value of the model's own type, of all others the
@@ -24,18 +26,29 @@ class Codec(Checked, ABC):
 
     Class attributes:
         encodes: Messages are made; otherwise models are sent as they are.
+        decodes_sums: Messages add up as moves do, so of clients that are averaged the mean of their messages is
+            decoded, once.
     """
 
     encodes: ClassVar[bool] = True
+    decodes_sums: ClassVar[bool] = False
 
     @property
     def error_feedback(self) -> bool:
-        """Tell whether the client keeps what a message left out and adds it to its next move.
+        """Tell whether the sender keeps what a message left out and adds it to its next move.
 
         Source: Seide et al. (2014), 1-bit stochastic gradient descent; Karimireddy et al. (2019), Error feedback fixes
         SignSGD and other gradient compression schemes.
         """
         return False
+
+    def fitted(self, shapes: Shapes) -> Codec:
+        """Return the codec for a move of tensors of these shapes, one after another; itself where it needs none.
+
+        Args:
+            shapes: Of what travels; a tensor of which only some values travel is flat.
+        """
+        return self
 
     @abstractmethod
     @returns(named(Tensor))
@@ -44,12 +57,12 @@ class Codec(Checked, ABC):
 
         Args:
             move: Of the params that travel, in their order [T], on the CPU; never changed in place.
-            stream: Random numbers of this client at this sync point.
+            stream: Random numbers of this sender at this sync point.
         """
 
     @abstractmethod
     def decode(self, message: Payload, size: int) -> Tensor:
-        """Return the move as the server has it, from the message alone [T].
+        """Return the move as the receiver has it, from the message alone [T].
 
         Args:
             message: What :meth:`encode` made.
@@ -59,7 +72,7 @@ class Codec(Checked, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AsItIs(Codec):
-    """Models are sent as they are."""
+    """Sends values as they are."""
 
     encodes: ClassVar[bool] = False
 
@@ -68,3 +81,16 @@ class AsItIs(Codec):
 
     def decode(self, message: Payload, size: int) -> Tensor:
         return message["move"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """The codecs of both ways.
+
+    Attributes:
+        up: Of what clients send.
+        down: Of what the server sends.
+    """
+
+    up: Codec = AsItIs()
+    down: Codec = AsItIs()

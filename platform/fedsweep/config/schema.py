@@ -17,6 +17,7 @@ from pydantic import (
 
 from fedsweep.config import yaml12
 from fedsweep.config.base import KindComponent, NamedComponent, Section, Text
+from fedsweep.config.communication import Communication
 from fedsweep.config.execution import Checkpoint, Runtime, Tracking
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.sweep import Sweep
@@ -80,6 +81,7 @@ class Config(Section):
         description="{name: ...} with the method's parameters beside the name, or {merge: [{name: ...}, ...]}.",
     )
     training: Training = Field(default_factory=Training, description="How clients train, and for how long.")
+    communication: Communication = Field(default_factory=Communication, description="What messages go through.")
     evaluation: EvaluationSection = Field(
         default_factory=EvaluationSection, description="When the global model is tested."
     )
@@ -90,6 +92,12 @@ class Config(Section):
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _bound: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _as_before_codecs(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A configuration without codecs is what it was before there could be any.
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key != "communication" or any(value.values())}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.tree() == other.tree()

@@ -84,6 +84,16 @@ class Table:
         return resolve_reference(self.word, entry) if isinstance(entry, str) else entry
 
 
+def _codecs() -> Table:
+    return Table(
+        word="codec",
+        builders="fedsweep.components.codecs.registry:CODECS",
+        gives="fedsweep.components.codec:Codec",
+        selector="name",
+        provided=("shapes",),
+    )
+
+
 TABLES: Mapping[str, Table] = {
     "scenario.partition": Table(
         word="partition",
@@ -149,6 +159,8 @@ TABLES: Mapping[str, Table] = {
         gives="fedsweep.method:FederatedMethod",
         selector="name",
     ),
+    "communication.up": _codecs(),
+    "communication.down": _codecs(),
     "training.schedule": Table(
         word="schedule",
         builders="fedsweep.experiment.schedules:SCHEDULES",

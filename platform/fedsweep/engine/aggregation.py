@@ -8,10 +8,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedsweep.client.coding import decoded_model
 from fedsweep.client.messages import Progress, Reply
 from fedsweep.components.base import ServerComponent
-from fedsweep.engine.cost import CostModel
 from fedsweep.guard import ask
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
@@ -61,20 +59,6 @@ def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:
     return client_update(reply, num_samples=0, learning_rate=0.0, layout=layout)
 
 
-def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapping[int, Tensor]) -> Reply:
-    """Put a model in full where the codec made something else of it."""
-    assert reply.encoded is not None
-    # On the model that its client started from, which the server may have left behind since.
-    vector = decoded_model(
-        costs.codec,
-        reply.encoded,
-        rest=reply.vector,
-        anchor=submodel.extract(anchors[reply.progress.anchor_version], costs.layout),
-        travels=costs.travelling(submodel),
-    )
-    return replace(reply, vector=vector)
-
-
 def visible(updates: Sequence[ClientUpdate], component: ServerComponent) -> list[ClientUpdate]:
     """Return the updates as a component may see them: without vectors where it said that it needs none."""
     # Who did not say that it reads models can't: a folded round has none, and bits may not depend on folding.
@@ -109,6 +93,7 @@ class Aggregator:
         *,
         keep: Callable[[str, State], None],
         resumed: Mapping[str, State],
+        sent: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, State]]:
         """Weigh, update, refine, learn.
 
@@ -118,6 +103,7 @@ class Aggregator:
             sync: The sync point, for nobody in particular.
             keep: ``keep(call, tree)`` saves a refinement's unfinished work.
             resumed: What such a call saved before an interruption.
+            sent: Gives the model that clients will have of what is sent to them; None: as it is.
 
         Returns:
             The server's next vector [V], the weights [M], the new states.
@@ -145,6 +131,7 @@ class Aggregator:
             vector, states["submodels"] = checked(
                 method.submodels, "after_aggregate", states["submodels"], vector, seen, own
             )
+        vector = vector if sent is None else sent(vector)
         # Last, so that each component learns of the model that the next round starts from.
         after = replace(sync, vector=vector)
         for seam, component in method.having["learn"]:

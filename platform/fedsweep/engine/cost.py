@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
 
 import torch
-from torch import Tensor
 
 from fedsweep.client.coding import travelling
+from fedsweep.client.messages import Reply
 from fedsweep.components.base import Published
+from fedsweep.components.codec import Codec, Shapes
 from fedsweep.engine.ledger import Ledger, Size, Versions, message_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
@@ -22,9 +23,11 @@ from fedsweep.models.cost import (
     fwd_macs_per_sample,
     training_flops,
 )
-from fedsweep.records import ClientWork, Payload
+from fedsweep.records import ClientWork
 from fedsweep.streams import Stream
-from fedsweep.submodel import Direction, SubModel
+from fedsweep.submodel import FULL_MODEL, Direction, SubModel
+
+_MOST_SHAPES = 1000
 
 
 class CostModel:
@@ -37,7 +40,7 @@ class CostModel:
         model: A template of the full model.
         layout: How the full model lies in its vector.
         job_passes: Forward passes of each of its samples that a client's work outside the steps takes in each job.
-        codec: The method's.
+        codecs: Of what clients send, and of what the server sends.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -51,9 +54,9 @@ class CostModel:
         self._passes = cache(partial(experiment.method.passes, num_classes=experiment.world.data.num_classes))
         self.job_passes = self._passes(self._batch).job
         self._macs: dict[tuple[str, bool], int] = {}
-        self.codec = experiment.method.codec
-        self._noise: dict[int, Payload] = {}
-        self._travelling: dict[str, Tensor] = {}
+        self.codecs: dict[Direction, Codec] = {"up": experiment.up_codec, "down": experiment.communication.down}
+        self._own_codec = experiment.method.codec.encodes
+        self._encoded: dict[tuple[Direction, Shapes], Mapping[str, Size]] = {}
 
     @cached_property
     def _counted(self) -> Counted:
@@ -126,31 +129,45 @@ class CostModel:
     def sizes(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
         """Size a message that carries the sub-model, by kind, without the masks that come with it once a round.
 
-        A codec's message is taken to be as long as one of noise: of most it depends on the number of values alone.
+        A codec's message is taken to be as long as one of noise: of most it depends on shapes alone.
         """
-        if direction == "down" or not self.codec.encodes:
+        codec = self.codecs[direction]
+        if not codec.encodes:
             return whole_values(submodel.message(self.layout, direction))
-        size = int(self.travelling(submodel).sum())
-        if size not in self._noise:
-            # Keyed by the length alone: a plan costs the same with every seed, and in every round.
-            source = Stream(("codec", size))
-            noise = torch.randn(size, generator=source.torch(), dtype=self.layout.dtype)
-            self._noise[size] = ask(self.codec, "encode", noise, source, when="for a plan")
-        return self.encoded(submodel, self._noise[size])
+        return self.encoded(submodel, direction, self.of_params(submodel, direction))
 
-    def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:
-        """Size the message up where a codec made this of the params: buffers and optimiser state go beside it."""
-        whole = whole_values(submodel.message(self.layout, "up"))
-        return {f"update/{kind}": size for kind, size in message_sizes(message, self.layout.dtype).items()} | {
+    @cached_property
+    def message_values(self) -> int:
+        """Values of four bytes that a message with the whole model is worth, the mean of both ways, rounded up."""
+        both = self.num_bytes(FULL_MODEL, "up") + self.num_bytes(FULL_MODEL, "down")
+        return -(-both // (2 * BYTES_PER_VALUE))
+
+    def encodes_payloads(self, direction: Direction) -> bool:
+        """Tell whether what travels beside models in the params' form is encoded: not by a method's own codec."""
+        return self.codecs[direction].encodes and not (direction == "up" and self._own_codec)
+
+    def of_params(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
+        """Size what a codec makes of values in the form of the sub-model's params, by its tensors' names."""
+        travels = travelling(submodel, self.layout)
+        key = (direction, travels.shapes)
+        if key not in self._encoded:
+            # Keyed by the length alone: a plan costs the same with every seed, and in every round.
+            source = Stream(("codec", travels.size))
+            noise = torch.randn(travels.size, generator=source.torch(), dtype=self.layout.dtype)
+            codec = self.codecs[direction].fitted(travels.shapes)
+            message = ask(codec, "encode", noise, source, when="for a plan")
+            # Of parts that are drawn anew in each round some have the same shapes; those that do not are forgotten.
+            if len(self._encoded) >= _MOST_SHAPES:
+                self._encoded = {}
+            self._encoded[key] = message_sizes(message, self.layout.dtype)
+        return self._encoded[key]
+
+    def encoded(self, submodel: SubModel, direction: Direction, params: Mapping[str, Size]) -> Mapping[str, Size]:
+        """Size a message up where a codec made this of the params: buffers and optimiser state go beside it."""
+        whole = whole_values(submodel.message(self.layout, direction))
+        return {f"update/{kind}": size for kind, size in params.items()} | {
             kind: size for kind, size in whole.items() if kind != "params"
         }
-
-    def travelling(self, submodel: SubModel) -> Tensor:
-        """Mark the sub-model's params that travel (bool [P of the part])."""
-        key = submodel.key()
-        if key not in self._travelling:
-            self._travelling = {key: travelling(submodel, self.layout)}  # parts that are drawn anew do not come back
-        return self._travelling[key]
 
     def num_bytes(self, submodel: SubModel, direction: Direction) -> int:
         """Return bytes of that message in total."""
@@ -196,15 +213,35 @@ class Charges:
         for name, content in contents.items():
             versions[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != versions[name]:
-                size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
-                self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
+                self._content(client, name, content, submodel)
         self.published[client] = versions
 
-    def upload(self, client: int, encoded: Payload | None = None) -> None:
-        """Charge the client's model, or what a codec made of it."""
+    def _content(self, client: int, name: str, content: Published, submodel: SubModel) -> None:
+        if content.like and self._costs.codecs["down"].encodes:
+            sizes = self._costs.of_params(submodel, "down")
+            self.ledger.message(client, "down", {f"{name}/{kind}": size for kind, size in sizes.items()})
+            return
+        size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
+        self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
+
+    def upload(self, client: int, reply: Reply | None = None) -> None:
+        """Charge the client's model, and what it sends beside it.
+
+        Args:
+            client: Who sends.
+            reply: What it sent; None: a model of the planned size alone.
+        """
         submodel, costs = self._submodel(client), self._costs
-        sent = costs.sizes(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
-        self.ledger.message(client, "up", sent)
+        if reply is None or reply.encoded is None:
+            self.ledger.message(client, "up", costs.sizes(submodel, "up"))
+        else:
+            params = message_sizes(reply.encoded, costs.layout.dtype)
+            self.ledger.message(client, "up", costs.encoded(submodel, "up", params))
+        for owner, message in () if reply is None else reply.encoded_extras.items():
+            sizes = message_sizes(message, costs.layout.dtype)
+            self.ledger.message(client, "up", {f"{owner}/{kind}": size for kind, size in sizes.items()})
+        if reply is not None and reply.extras:
+            self.ledger.payload(client, "up", reply.extras)
 
 
 def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:

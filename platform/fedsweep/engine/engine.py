@@ -33,7 +33,8 @@ from fedsweep.engine.per_client import (
     untested,
 )
 from fedsweep.engine.plan import Planner, RoundPlan
-from fedsweep.engine.round import Round, RoundTools
+from fedsweep.engine.round import Round
+from fedsweep.engine.round_tools import RoundTools
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError, RunError, WorkerLost

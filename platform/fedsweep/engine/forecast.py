@@ -190,13 +190,13 @@ def _beside(plan: RoundPlan, beside: Beside, seen: set[int]) -> int:
     total = Fraction(0)
     started = {job.client for point in plan.points for job in point.start if not job.resume}
     attending = {client for point in plan.points for client in point.attend}
-    ways: tuple[tuple[Formula, set[int]], ...] = (("down", started), ("up", attending & started))
+    ways: tuple[tuple[Literal["up", "down"], set[int]], ...] = (("down", started), ("up", attending & started))
     for which, clients in ways:
         for client in sorted(clients):
             part, first = plan.submodel(client), client not in seen
-            total += beside.values(which, client, part, round=plan.context.round, first=first)
+            total += beside.num_bytes(which, client, part, round=plan.context.round, first=first)
     seen |= started
-    return int(BYTES_PER_VALUE * total)
+    return int(total)
 
 
 def _probed(plan: RoundPlan, client: int, prices: Prices) -> float:
@@ -246,17 +246,30 @@ class Beside:
             "rounds": experiment.training.rounds,
         } | ({"features": template.feature_width} if features else {})
 
-    def values(self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool) -> Fraction:
-        """Return values that travel beside a client's model, all cards together.
+    def num_bytes(
+        self, which: Literal["up", "down"], client: int, submodel: SubModel, *, round: int, first: bool
+    ) -> Fraction:
+        """Return bytes that travel beside a client's model in a round; of what has the params' form, encoded.
 
-        Rounds count from 1; 0 is before them. ``first``: it has taken part in none before.
+        Rounds count from 1. ``first``: it has taken part in none before.
         """
+        params = submodel.message(self._costs.layout, "down").get("params", 0)
+        whole = self._values(which, client, submodel, round=round, first=first, params=params)
+        if not whole or not params or not self._costs.encodes_payloads(which):
+            return BYTES_PER_VALUE * whole
+        rest = self._values(which, client, submodel, round=round, first=first, params=0)
+        encoded = sum(size.num_bytes for size in self._costs.of_params(submodel, which).values())
+        return BYTES_PER_VALUE * rest + (whole - rest) / params * encoded
+
+    def _values(
+        self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool, params: int
+    ) -> Fraction:
+        """Return values that travel beside a client's model, all cards together; round 0 is before the first."""
         if not self._cards:
             return Fraction(0)
-        message = submodel.message(self._costs.layout, "down")
         own = {
-            "values": sum(message.values()),
-            "params": message.get("params", 0),
+            "values": sum(submodel.message(self._costs.layout, "down").values()),
+            "params": params,
             "samples": self._world.profiles[client].num_samples,
             "own_classes": int((self._world.profiles[client].label_counts > 0).sum()),
             "is_largest": client == self._largest,
@@ -274,7 +287,12 @@ class Beside:
         """Bytes of the exchange before round 1, all clients."""
         formulas: tuple[Formula, ...] = ("setup_up", "setup_down")
         clients = [profile.client for profile in self._world.profiles]
-        total = sum(self.values(which, k, FULL_MODEL, round=0, first=True) for which in formulas for k in clients)
+        params = self._costs.layout.num_params
+        total = sum(
+            self._values(which, k, FULL_MODEL, round=0, first=True, params=params)
+            for which in formulas
+            for k in clients
+        )
         return int(BYTES_PER_VALUE * total)
 
 

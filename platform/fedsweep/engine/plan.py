@@ -172,7 +172,7 @@ class Planner:
             in_flight=tuple(sorted(state.held)),
             clock=state.clock or 0.0,
             ready=state.ready,
-            num_values=self._costs.layout.num_values,
+            num_values=self._costs.message_values,
             budgets=world.budgets,
             model=self._costs.model,
             stream=stream(experiment.seed, "selection", round),

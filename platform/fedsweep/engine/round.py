@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsweep.client.messages import ClientTask, Handle, Progress, Reply, RoundTotals, Segment, SegmentReply
 from fedsweep.components.base import Published
 from fedsweep.components.probes import Probe
-from fedsweep.engine.aggregation import Aggregator, client_update, decoded
-from fedsweep.engine.cost import Charges, CostModel
+from fedsweep.engine.aggregation import client_update
+from fedsweep.engine.coded import RoundCodecs
+from fedsweep.engine.cost import Charges
 from fedsweep.engine.plan import RoundPlan
+from fedsweep.engine.round_tools import RoundTools
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
-from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import Fleet
 from fedsweep.guard import ask
 from fedsweep.records import ClientUpdate, RoundRecord, State, SyncContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL
 from fedsweep.world.availability import HISTORY_EPOCHS
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundTools:
-    """The parts that every round of a run is played with.
-
-    Attributes:
-        experiment: The experiment.
-        fleet: Where the clients are.
-        aggregator: The method's server side.
-        costs: What messages count.
-        model: A template for the components' forward passes.
-        keep: Called with a state that holds a refinement's unfinished work.
-        message, note: Take a component's sentences for the user, and what workers have to say.
-        working: Takes a component's lines on how far long work is.
-    """
-
-    experiment: Experiment
-    fleet: Fleet
-    aggregator: Aggregator
-    costs: CostModel
-    model: nn.Module
-    keep: Callable[[RunState], None] = lambda state: None
-    message: Callable[[str], None] = lambda text: None
-    working: Callable[[str], None] = lambda text: None
-    note: Callable[[Sequence[str]], None] = lambda texts: None
-
-    @cached_property
-    def clients_remember(self) -> bool:
-        """Tell whether clients keep anything but work that is under way."""
-        return self.experiment.method.remembers or self.experiment.training.optimizer.keep == "persist"
 
 
 class Round:
@@ -83,6 +52,7 @@ class Round:
         memories: What clients remember, where that changed.
         sync_points: Aggregations.
         anchors: The server's models of this round by version.
+        codecs: What goes through codecs.
         server_time_s: Seconds that the server spent aggregating.
         server_flops: FLOPs of what components computed there.
         attended: Clients whose work reached the server.
@@ -103,6 +73,7 @@ class Round:
         self.totals: dict[int, RoundTotals] = {}
         self.memories: dict[int, Handle] = {}
         self.anchors: dict[int, Tensor] = {state.version: state.vector}
+        self.codecs = RoundCodecs(self._costs, tools.experiment.seed, state)
         self.sync_points, self.server_time_s = 0, 0.0
         self.server_flops: list[float] = []
         self.attended: set[int] = set()
@@ -167,6 +138,8 @@ class Round:
             setup_s=before.setup_s,
             stepping=before.stepping,
             published=dict(sorted({**before.published, **self._charges.published}.items())),
+            left=self.codecs.left,
+            sent_contents=self.codecs.sent_contents,
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
@@ -195,8 +168,14 @@ class Round:
 
         Method, plan and fleet have their say, and nobody may be measured this round.
         """
-        # The fleet last: on Ray its answer waits until the actors are there.
-        return self._method.folds and self.plan.folds and not self._probes() and self._fleet.folds
+        # The fleet last: on Ray its answer waits until the actors are there. What is decoded as a sum the server adds.
+        return (
+            self._method.folds
+            and not self.codecs.up_sums
+            and self.plan.folds
+            and not self._probes()
+            and self._fleet.folds
+        )
 
     def _probes(self) -> tuple[Probe, ...]:
         """Return this round's measurements, as components see it by now."""
@@ -231,6 +210,7 @@ class Round:
             workers=self._workers,
             remembers=self._remembers,
             stepping=self.state.stepping,
+            left=self.codecs.left,
         )
 
     def _inner_weights(self, points: tuple[SyncPoint, ...]) -> Iterator[tuple[float, ...]]:
@@ -274,7 +254,7 @@ class Round:
             if twice := published.keys() & contents.keys():
                 raise InvariantError(f"two components publish something called {min(twice)!r}")
             published |= contents
-        return published
+        return self.codecs.sent(published, self._passed) if self.codecs.down_encodes else published
 
     def _charge_lost(self) -> None:
         """Charge clients that drop out; their work is not done, since nobody would see it."""
@@ -290,30 +270,38 @@ class Round:
     def _receive(self, segment: Segment, reply: SegmentReply) -> None:
         if reply.notes:
             self._tools.note(reply.notes)
-        encoded = {answer.client: answer.encoded for answer in reply.replies}
-        for point in segment.points:
+        answers = {answer.client: answer for answer in reply.replies}
+        for point in segment.points[:-1]:
             for client in point.attend:
-                self._charges.upload(client, encoded.get(client))
+                self._charges.upload(client)
             self.attended.update(point.attend)
-        for answer in reply.replies:
-            if answer.extras:
-                self.ledger.payload(answer.client, "up", answer.extras)
+        for client in segment.points[-1].attend:
+            self._charges.upload(client, answers.pop(client, None))
+        self.attended.update(segment.points[-1].attend)
         # All points but the last were aggregated by the workers; each made a version of the model.
         folded = len(segment.points) - 1
         self.sync_points += folded
         self.version += folded
         if reply.aggregate is not None:
             self.vector = self.anchors[self.version] = reply.aggregate
+            self.codecs.left = reply.left
+            self.anchors.update(reply.anchors)
         self.totals.update(reply.totals)
         self.memories.update(reply.memories)
 
     def _aggregate(self, point: SyncPoint, reply: SegmentReply) -> None:
         answers = {answer.client: answer for answer in reply.replies}
         # Ascending by client: floating-point sums depend on their order, and who answers first is chance.
-        updates = [self._update(k, point, answers.get(k)) for k in sorted({*point.attend, *point.idle})]
         sync = self._sync(self._passed - 1, ends_round=self._passed == len(self.plan.points))
+        move = self._summed(point, answers, sync)
+        updates = [self._update(k, point, answers.get(k), move) for k in sorted({*point.attend, *point.idle})]
         self.vector, weights, self.components = self._tools.aggregator.aggregate(
-            self.components, updates, sync, keep=self._keep, resumed=self.state.partial
+            self.components,
+            updates,
+            sync,
+            keep=self._keep,
+            resumed=self.state.partial,
+            sent=self._sent if self.codecs.down_encodes else None,
         )
         self.version += 1
         # Kept by version, since an update is a move from the model that its client started from, not from the newest.
@@ -323,7 +311,7 @@ class Round:
         self.weights = tuple(weights.tolist())
         self.updates = tuple(updates)
 
-    def _update(self, client: int, point: SyncPoint, reply: Reply | None) -> ClientUpdate:
+    def _update(self, client: int, point: SyncPoint, reply: Reply | None, move: Tensor | None = None) -> ClientUpdate:
         """Make a client's update from what it sent, what it was sent where it is idle, or what it kept."""
         if reply is None and client not in point.idle:
             return self._held_update(client)
@@ -331,7 +319,8 @@ class Round:
         # Whoever is idle stands for the model that the round began with, as it would still have it.
         reply = reply or self._unworked(client, self.state.vector, self.state.version)
         if reply.encoded is not None:
-            reply = decoded(reply, submodel, costs=self._costs, anchors=self.anchors)
+            anchor = {**self.state.anchors, **self.anchors}[reply.progress.anchor_version]
+            reply = self.codecs.received(reply, submodel, anchor, move)
         return client_update(
             reply,
             num_samples=self.plan.context.work[client].num_samples,
@@ -339,6 +328,20 @@ class Round:
             layout=self._costs.layout,
             submodel=submodel,
         )
+
+    def _sent(self, vector: Tensor) -> Tensor:
+        return self.codecs.sent_model(vector, self.vector, self._passed - 1)
+
+    def _summed(self, point: SyncPoint, answers: Mapping[int, Reply], sync: SyncContext) -> Tensor | None:
+        """Return the move that the mean of what clients sent says [P], where a codec decodes that; None elsewhere."""
+        if not self.codecs.up_sums:
+            return None
+        # By weights that need no models.
+        models = {k: replace(reply, vector=self.vector, encoded=None) for k, reply in answers.items()}
+        updates = [self._update(k, point, models.get(k)) for k in sorted({*point.attend, *point.idle})]
+        weights, _ = self._tools.aggregator.weigh(self.components["weighting"], updates, sync)
+        share = {update.client: weight for update, weight in zip(updates, weights.tolist(), strict=True)}
+        return self.codecs.received_sum(list(answers.values()), [share[k] for k in answers])
 
     def _unworked(self, client: int, vector: Tensor, version: int) -> Reply:
         """Return the answer of a client of the cohort that has not taken a step since it had this model [V]."""

@@ -32,6 +32,8 @@ class RunState:
         setup_traffic: What travelled then; None likewise.
         setup_s: Virtual seconds of registration and that exchange; None without devices.
         published: Which version of each published content clients have.
+        left: What the server's messages have left out [P]; None: nothing.
+        sent_contents: Published content that goes through a codec, by name: as it was given, and as clients have it.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
         stepping: How clients are stepped, where that was tried in the first round.
@@ -53,6 +55,8 @@ class RunState:
     setup_traffic: Traffic | None = late_field(compare=False)
     setup_s: float | None = late_field()
     published: Mapping[int, Mapping[str, str]] = late_field(dict)
+    left: Tensor | None = late_field()
+    sent_contents: Mapping[str, Mapping[str, Tensor]] = late_field(dict)
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
     stepping: Stepping | None = late_field()

@@ -43,22 +43,54 @@ def check_world(experiment: Experiment) -> None:
             " training.optimizer to {name: sgd, lr: 0.05}, say, or method.multiplier=activation"
         )
     _check_exactness(experiment)
+    _check_codecs(experiment)
 
 
 def _check_exactness(experiment: Experiment) -> None:
     optimizer = experiment.training.optimizer
     method = experiment.method
     asking = [term.name for term in method.terms if term.needs_exact_moves]
-    if asking and method.codec.encodes:
+    codecs = [c for c in (experiment.up_codec, experiment.communication.down) if c.encodes]
+    if asking and codecs:
         raise ConfigError(
             f"method {method.name}: the server repeats what the term {asking[0]} makes of a client's move, but the"
-            f" codec {type(method.codec).__name__} changes the move on its way; leave one of them out"
+            f" codec {type(codecs[0]).__name__} changes the move on its way; leave one of them out"
         )
     if asking and optimizer.momentum and optimizer.keep != "reset":
         raise ConfigError(
             f"method {method.name}: the term {asking[0]} divides moves by steps whose momentum begins at"
             f" zero in each round, but training.optimizer_state is {optimizer.keep}; set"
             " training.optimizer_state=reset, or leave out the momentum"
+        )
+
+
+def _check_codecs(experiment: Experiment) -> None:
+    """Refuse codecs where what they would be given is not defined."""
+    method, up, down = experiment.method, experiment.communication.up, experiment.communication.down
+    if method.codec.encodes and up.encodes:
+        raise ConfigError(
+            f"communication.up: method {method.name} has a codec of its own ({type(method.codec).__name__}), so there"
+            " would be two; set communication.up=null, or choose a method without"
+        )
+    if up.encodes and method.pacing.carries_work():
+        raise ConfigError(
+            f"communication.up: clients of method {method.name} keep what they trained over several rounds, and a codec"
+            " encodes moves of one; set communication.up=null (communication.down goes with it)"
+        )
+    if up.decodes_sums and (method.submodels.cuts or not method.averages_alone):
+        raise ConfigError(
+            f"communication.up: {type(up).__name__} decodes the mean of clients' messages alone, but method"
+            f" {method.name} makes something else of their models than this mean; choose another codec"
+        )
+    if down.encodes and method.submodels.cuts:
+        raise ConfigError(
+            f"communication.down: the server's message is one for all clients, but method {method.name} gives them"
+            " parts of the model; set communication.down=null (communication.up goes with it)"
+        )
+    if down.decodes_sums:
+        raise ConfigError(
+            f"communication.down: {type(down).__name__} decodes the sum of clients' messages, and the server's is one;"
+            " choose another codec for this way, fp16, topk or powersgd, say"
         )
 
 

@@ -16,6 +16,7 @@ from fedsweep.card import Card
 from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
+from fedsweep.components.codec import Codec, Communication
 from fedsweep.components.metrics import Metric
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
@@ -127,6 +128,7 @@ class Experiment:
         build_model: Makes the full model with its initial values; deterministic.
         method: What is run.
         training: How clients train.
+        communication: The codecs that the configuration names.
         evaluate_every: Rounds between two evaluations; the last round is always evaluated.
         evaluation_batch: Samples per forward pass of an evaluation.
         evaluate_per_client: Accuracies by class and by client are kept.
@@ -144,6 +146,7 @@ class Experiment:
     build_model: Callable[[], nn.Module]
     method: FederatedMethod
     training: TrainingSettings
+    communication: Communication = Communication()
     evaluate_every: int = 1
     evaluation_batch: int = 1000
     evaluate_per_client: bool = False
@@ -158,6 +161,11 @@ class Experiment:
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: another process makes the rest itself, and need not be sent a model."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def up_codec(self) -> Codec:
+        """Return what clients' messages go through: the method's own codec, or the configuration's."""
+        return self.method.codec if self.method.codec.encodes else self.communication.up
 
     @cached_property
     def template(self) -> nn.Module:
@@ -281,7 +289,9 @@ def client_side(experiment: Experiment) -> ClientSide:
         device=experiment.device,
         # Availability alone reads it: who is there may depend on how its training went.
         track_accuracy=experiment.world.availability is not None,
-        codec=experiment.method.codec,
+        codec=experiment.up_codec,
+        codes_payloads=not experiment.method.codec.encodes,
+        down_codec=experiment.communication.down,
         lanes=experiment.lanes,
         # What a job costs outside its steps does not depend on the size of a step.
         job_passes=experiment.method.passes(1, experiment.world.data.num_classes).job,

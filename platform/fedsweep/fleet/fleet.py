@@ -163,12 +163,14 @@ def combine(answers: Sequence[SegmentReply]) -> SegmentReply:
 
     By client, so that sums over them come out the same however the clients lie.
     """
-    aggregates = [answer.aggregate for answer in answers if answer.aggregate is not None]
+    first = next((answer for answer in answers if answer.aggregate is not None), None)
     return SegmentReply(
         replies=tuple(sorted((r for answer in answers for r in answer.replies), key=attrgetter("client"))),
         totals=_by_client(answer.totals for answer in answers),
         memories=_by_client(answer.memories for answer in answers),
-        aggregate=aggregates[0] if aggregates else None,
+        aggregate=None if first is None else first.aggregate,
+        left=None if first is None else first.left,
+        anchors={version: vector for answer in answers for version, vector in answer.anchors.items()},
         notes=tuple(sorted({note for answer in answers for note in answer.notes})),
     )
 

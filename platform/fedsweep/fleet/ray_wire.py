@@ -53,12 +53,24 @@ def to_tensors(value: Any) -> Any:
 
 def _segment(segment: Segment, change: Callable[[Any], Any]) -> Segment:
     published = {name: replace(content, value=change(content.value)) for name, content in segment.published.items()}
-    return replace(segment, published=published)
+    return replace(segment, published=published, left=change(segment.left))
 
 
 def _answer(answer: SegmentReply, change: Callable[[Any], Any]) -> SegmentReply:
     replies = tuple(
-        replace(reply, vector=change(reply.vector), extras=change(reply.extras), encoded=change(reply.encoded))
+        replace(
+            reply,
+            vector=change(reply.vector),
+            extras=change(reply.extras),
+            encoded=change(reply.encoded),
+            encoded_extras=change(reply.encoded_extras),
+        )
         for reply in answer.replies
     )
-    return replace(answer, replies=replies, aggregate=change(answer.aggregate))
+    return replace(
+        answer,
+        replies=replies,
+        aggregate=change(answer.aggregate),
+        left=change(answer.left),
+        anchors=change(answer.anchors),
+    )

@@ -20,7 +20,6 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, MethodSettings, merge
-from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.models.networks.chains import ChainNetwork
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing.fleets import FlopFleet, MeasuringFleet
@@ -67,14 +66,14 @@ def _expected(plan: RoundPlan, costs: CostModel, card_values: Beside, seen: set[
     sending = {client for point in plan.points for client in point.attend}
     for client in sorted(started):
         part, first = plan.submodel(client), client not in seen
-        beside["down"] += card_values.values("down", client, part, round=plan.context.round, first=first)
+        beside["down"] += card_values.num_bytes("down", client, part, round=plan.context.round, first=first)
         if client in sending:
-            beside["up"] += card_values.values("up", client, part, round=plan.context.round, first=first)
+            beside["up"] += card_values.num_bytes("up", client, part, round=plan.context.round, first=first)
     seen |= started
     ups = sum(costs.num_bytes(plan.submodel(k), "up") for p in plan.points for k in p.attend)
     starts = [job.client for point in plan.points for job in point.start if not job.resume]
     downs = sum(costs.num_bytes(plan.submodel(k), "down") for k in starts)
-    return int(ups + BYTES_PER_VALUE * beside["up"]), int(downs + BYTES_PER_VALUE * beside["down"]) + plan.index_bytes
+    return int(ups + beside["up"]), int(downs + beside["down"]) + plan.index_bytes
 
 
 def _equal(where: str, counted: int, ledger: int, card: int) -> None:

@@ -86,6 +86,17 @@ def _partitions() -> list[Named]:
     ]
 
 
+def _codecs() -> list[Named]:
+    from fedsweep.components.codecs.registry import CODECS
+    from fedsweep.config.signatures import first_paragraph
+
+    # The two ways have one table.
+    return [
+        Named(name=name, summary=first_paragraph(builder).rstrip("."), source="", key="communication.up")
+        for name, builder in CODECS.items()
+    ]
+
+
 def _presets() -> list[Named]:
     from fedsweep.config.presets import list_presets
 
@@ -121,6 +132,7 @@ KINDS: Mapping[str, Callable[[], list[Named]]] = {
     "datasets": _datasets,
     "models": _models,
     "partitions": _partitions,
+    "codecs": _codecs,
     "presets": _presets,
     "tables": _tables,
 }

@@ -1,0 +1,51 @@
+"""The parts that every round of a run is played with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from fedsweep.engine.aggregation import Aggregator
+from fedsweep.engine.cost import CostModel
+from fedsweep.engine.state import RunState
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import Fleet
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTools:
+    """The parts that every round of a run is played with.
+
+    Attributes:
+        experiment: The experiment.
+        fleet: Where the clients are.
+        aggregator: The method's server side.
+        costs: What messages count.
+        model: A template for the components' forward passes.
+        keep: Called with a state that holds a refinement's unfinished work.
+        message, note: Take a component's sentences for the user, and what workers have to say.
+        working: Takes a component's lines on how far long work is.
+    """
+
+    experiment: Experiment
+    fleet: Fleet
+    aggregator: Aggregator
+    costs: CostModel
+    model: nn.Module
+    keep: Callable[[RunState], None] = lambda state: None
+    message: Callable[[str], None] = lambda text: None
+    working: Callable[[str], None] = lambda text: None
+    note: Callable[[Sequence[str]], None] = lambda texts: None
+
+    @cached_property
+    def clients_remember(self) -> bool:
+        """Tell whether clients keep anything but work that is under way."""
+        experiment = self.experiment
+        return (
+            experiment.method.remembers
+            or experiment.up_codec.error_feedback
+            or self.experiment.training.optimizer.keep == "persist"
+        )

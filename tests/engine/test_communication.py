@@ -1,0 +1,218 @@
+"""Codecs that a configuration names: both ways, for what travels beside models, in rounds that fold and others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import net
+from torch import Tensor
+
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedbuff import fedbuff
+from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.heterofl import heterofl
+from fedsweep.algorithms.scaffold import scaffold
+from fedsweep.catalog import resolve
+from fedsweep.client.coding import Encoder, sent_down
+from fedsweep.components.codec import AsItIs, Codec, Communication
+from fedsweep.components.codecs.registry import CODECS
+from fedsweep.config import load_config
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.forecast import forecast
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.checks import check_world
+from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.method import FederatedMethod
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
+from fedsweep.streams import Stream
+from fedsweep.submodel import FULL_MODEL
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_device, tiny_experiment, with_devices
+from fedsweep.testing.fleets import SplitFleet
+
+BOTH_WAYS = [name for name in CODECS if name not in ("none", "count_sketch")]
+TENTH = {"name": "topk", "share": 0.1, "error_feedback": True}
+
+
+def coded(method: FederatedMethod, up: Codec | None = None, down: Codec | None = None, **world: Any) -> Experiment:
+    experiment = tiny_experiment(method, build=net, **{"rounds": 3, "local_steps": 3, **world})
+    return replace(experiment, communication=Communication(up=up or AsItIs(), down=down or AsItIs()))
+
+
+def with_codecs(method: str, up: object = None, down: object = None, **training: object) -> Experiment:
+    plan = {"rounds": 2, "cohort_size": 6, "local_epochs": 1, "batch_size": 20, **training}
+    return build_experiment(
+        load_config(
+            {
+                "scenario": {"dataset": "digits", "clients": 10},
+                "method": {"name": method},
+                "training": plan,
+                "communication": {"up": up, "down": down},
+            }
+        )
+    )
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+@pytest.mark.parametrize("method", [dynamicsgd(), scaffold(), dynamicfl(group_size=2)], ids=lambda m: m.name)
+def test_bits_do_not_depend_on_folding_nor_on_where_clients_are(name: str, method: FederatedMethod) -> None:
+    """Workers encode, decode and average among themselves to what comes out by way of the server."""
+    codec = CODECS[name](error_feedback=True)
+    experiment = coded(method, codec, codec)
+    alone, split = run_rounds(local_engine(experiment)), run_rounds(Engine(experiment, SplitFleet(experiment)))
+    plain = run_rounds(local_engine(coded(method)))
+    assert torch.equal(alone.vector, split.vector) and not torch.equal(alone.vector, plain.vector)
+    assert alone.left is not None and split.left is not None and torch.equal(alone.left, split.left)
+    assert alone.total_bytes == split.total_bytes < plain.total_bytes
+    assert [record.sync_points for record in alone.records] == [record.sync_points for record in plain.records]
+
+
+def test_none_is_no_codec_bit_for_bit() -> None:
+    none = {"name": "none"}
+    given, plain = (load_config({"communication": c}) for c in ({"up": none, "down": none}, {}))
+    assert given.tree() == plain.tree() and resolve(given).hash() == resolve(plain).hash()
+    first, second = (
+        run_rounds(local_engine(e)) for e in (with_codecs("scaffold", none, none), with_codecs("scaffold"))
+    )
+    assert torch.equal(first.vector, second.vector) and first.total_bytes == second.total_bytes
+    assert first.left is None and not first.sent_contents
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "dynamicfl", "dynamicsgd", "fedprox"])
+@pytest.mark.parametrize("name", ["topk", "qsgd", "powersgd", "fp16"])
+def test_dry_run_plan_and_ledger_have_the_same_bytes(method: str, name: str) -> None:
+    experiment = with_codecs(method, {"name": name}, {"name": name, "error_feedback": True})
+    engine = local_engine(experiment)
+    estimated, state = forecast(experiment), run_rounds(engine)
+    assert estimated.exact and estimated.total_bytes == state.total_bytes
+    assert state.total_bytes < 0.52 * run_rounds(local_engine(with_codecs(method))).total_bytes
+
+
+@pytest.mark.parametrize(("method", "most"), [("scaffold", 0.21), ("dynamicfl", 0.25), ("fedavg", 0.21)])
+def test_the_largest_tenth_both_ways(method: str, most: float) -> None:
+    whole, tenth = (run_rounds(local_engine(with_codecs(method, c, c))).total_bytes for c in (None, TENTH))
+    assert 0.1 < tenth / whole <= most
+
+
+def test_payloads_and_published_content_go_through_the_codecs() -> None:
+    """SCAFFOLD's variates have the params' form: 8 bits each and a scale for each of the four tensors."""
+    experiment = coded(scaffold(), CODECS["int8"](), CODECS["int8"](), rounds=2)
+    engine = local_engine(experiment)
+    message = engine.layout.num_params + 4 * len(engine.layout.names)
+    state = run_rounds(engine, rounds=1)
+    round = play_round(engine, state)
+    assert round.ledger.bytes("up") == round.ledger.bytes("down") == 3 * 2 * message
+    kinds = {kind for _, _, kind in round.ledger.sizes}
+    assert kinds == {f"{kind}/{part}" for kind in ("update", "control", "scaffold") for part in ("levels", "scales")}
+    control, given = (state.sent_contents["control"][key] for key in ("sent", "given"))
+    assert not given.any() and not control.any()  # as the first round began; what it made of it is sent in the second
+    sent = round.codecs.sent_contents["control"]
+    assert torch.equal(sent["given"], state.components["refinement0"]["control"])
+    assert 0 < float((sent["sent"] - sent["given"]).abs().max()) <= float(sent["given"].abs().max()) / 127
+
+
+def test_clients_start_from_what_the_server_sent_and_that_is_tested() -> None:
+    """Signs have one size a tensor, and so has the server's move, but for rounding."""
+    experiment = coded(fedavg(), down=CODECS["sign"](), rounds=2)
+    engine = local_engine(experiment)
+    start = engine.start().vector
+    after = run_rounds(engine, rounds=1)
+    moved = engine.layout.params(after.vector - start)
+    sizes = [tensor.abs().flatten() for tensor in moved.values()]
+    assert all(bool(size[0] > 0) and torch.allclose(size, size[0].expand_as(size), atol=1e-6) for size in sizes)
+
+
+@pytest.mark.parametrize("name", ["topk", "sign", "int8", "powersgd"])
+def test_what_was_decoded_and_what_is_left_add_up_to_what_was_meant(name: str) -> None:
+    """Error feedback's telescoping sum, to 1e-6, up and down."""
+    codec = CODECS[name](error_feedback=True)
+    experiment = coded(fedavg(), codec, codec, double=True)
+    full, side = experiment.layout, client_side(experiment)
+    generator = torch.Generator().manual_seed(0)
+    size = full.num_params
+    encoder = Encoder(side, FULL_MODEL, full, {})
+    meant, arrived, announced = (torch.zeros(size, dtype=full.dtype) for _ in range(3))
+    left: Tensor | None = None
+    for number in range(60):
+        anchor, move = (torch.randn(size, generator=generator, dtype=full.dtype) for _ in range(2))
+        source = Stream((number,))
+        meant += move
+        arrived += encoder.through(0, anchor + move, anchor, source) - anchor
+        if number % 20 == 10:  # kept, and taken up again
+            encoder = Encoder(side, FULL_MODEL, full, encoder.memory())
+        now, left = sent_down(codec, full, target=anchor + move, before=anchor, left=left, stream=source)
+        announced += now - anchor
+    assert left is not None
+    for received, owed in ((arrived, encoder.memory()["codec"]), (announced, left)):
+        assert float((received + owed - meant).abs().max()) <= 1e-6 * float(meant.abs().max())
+        assert float(owed.abs().max()) > 0.01
+
+
+def test_what_terms_send_has_a_memory_of_its_own() -> None:
+    codec = CODECS["topk"](error_feedback=True)
+    state = run_rounds(local_engine(coded(scaffold(), codec, rounds=1)))
+    assert all(set(memory) == {"codec", "codec scaffold", "terms"} for memory in state.memories.values())
+    forgetful = run_rounds(local_engine(coded(scaffold(), CODECS["topk"](), rounds=1)))
+    assert all(set(memory) == {"terms"} for memory in forgetful.memories.values())
+
+
+def test_the_mean_of_sketches_is_decoded_once() -> None:
+    codec = CODECS["count_sketch"](share=0.5, rows=3, keep=0.05)
+    engine = local_engine(coded(fedprox(mu=0.1), codec, local_steps=5))
+    state = engine.start()
+    round = play_round(engine, state)
+    moved = (round.vector - state.vector).abs() > 1e-7
+    # Each client's own would be other values; of the mean the largest twentieth are read.
+    assert int(moved.sum()) == -(-engine.layout.num_params // 20)
+    assert round.ledger.bytes("up") < 0.55 * round.ledger.bytes("down")
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    codec = CODECS["topk"](error_feedback=True)
+    experiment = coded(scaffold(), codec, codec, rounds=4)
+    whole, engine = run_rounds(local_engine(experiment)), local_engine(experiment)
+    CheckpointStore(tmp_path, keep=1, config_hash="x").save(run_rounds(engine, rounds=2), fetch=engine.fleet.fetch)
+    again = local_engine(experiment)
+    found = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
+    assert found is not None and torch.equal(run_rounds(again, found).vector, whole.vector)
+
+
+def test_a_sub_models_own_shapes_are_encoded() -> None:
+    engine = local_engine(with_codecs("heterofl", {"name": "powersgd", "rank": 1}))
+    state = engine.start()
+    plan, round = engine.planner.plan(state), play_round(engine, state)
+    assert plan.num_bytes == round.ledger.total_bytes
+    assert round.ledger.bytes("up") < 0.2 * round.ledger.bytes("down")
+
+
+REFUSED = [
+    (coded(replace(fedavg(), codec=CODECS["fp16"]()), CODECS["topk"]()), "communication.up: method fedavg has a codec"),
+    (coded(fedbuff(), CODECS["topk"]()), "communication.up: clients of method fedbuff keep what they trained over"),
+    (coded(heterofl(), down=CODECS["topk"]()), "communication.down: the server's message is one for all clients, but"),
+    (coded(fedavg(), down=CODECS["count_sketch"]()), "communication.down: CountSketch decodes the sum of clients'"),
+    (
+        coded(heterofl(), CODECS["count_sketch"]()),
+        "communication.up: CountSketch decodes the mean of clients'",
+    ),
+    (coded(scaffold(rebuild=True), down=CODECS["fp16"]()), "the server repeats what the term scaffold makes of a"),
+]
+
+
+@pytest.mark.parametrize(("experiment", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_what_does_not_go_together_is_refused(experiment: Experiment, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_world(experiment)
+
+
+def test_fedbuff_goes_with_a_codec_downwards() -> None:
+    codec = CODECS["topk"](error_feedback=True)
+    experiment = with_devices(coded(fedbuff(), down=codec), [tiny_device(1e6), tiny_device(2e6)])
+    check_world(experiment)
+    plain = with_devices(coded(fedbuff()), [tiny_device(1e6), tiny_device(2e6)])
+    sent, whole = (run_rounds(local_engine(e)) for e in (experiment, plain))
+    assert sent.total_bytes < whole.total_bytes and sent.left is not None
