@@ -313,11 +313,11 @@ class LocalRound:
         """Give the client's model [V of its part] as the other end of its message has it."""
         if self._encoder is None:
             return self.model.vector
-        vector, client = self.model.vector.cpu(), self._facts.client
+        vector, client = self.model.vector.cpu(), self.facts.client
         return self._encoder.through(client, vector, self.received, self._codec_stream())
 
     def _codec_stream(self) -> Stream:
-        return stream(self._side.seed, "codec", self._facts.round, self._facts.client, self._totals.steps)
+        return stream(self._side.seed, "codec", self.facts.round, self.facts.client, self._totals.steps)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.

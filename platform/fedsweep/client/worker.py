@@ -172,12 +172,7 @@ class Worker:
                     current = torch.empty_like(current)  # moves are counted from the one before
                 self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
                 if down.encodes:
-                    # On every worker alike: they have the same mean, and draw the same numbers.
-                    source = stream(self._side.seed, "codec down", segment.round, position=number)
-                    target, left = sent_down(
-                        down, self._layout, target=current, before=before, left=left, stream=source
-                    )
-                    current.copy_(target)
+                    left = self._send_down(segment, number, current, before=before, left=left)
         # All workers have the same mean by now; one of them hands it over.
         locals_due = [self._rounds[client] for client in due]
         answer = self._answer(segment, due)
@@ -207,6 +202,16 @@ class Worker:
             return proved(self._side, self._side.lanes, begun)
         finally:
             self._rounds, self._round = {}, (0, 0)
+
+    def _send_down(
+        self, segment: Segment, number: int, current: Tensor, *, before: Tensor, left: Tensor | None
+    ) -> Tensor | None:
+        """Put what clients have of a mean in its place, and return what the server's messages have left out."""
+        # On every worker alike: they have the same mean, and draw the same numbers.
+        source = stream(self._side.seed, "codec down", segment.round, position=number)
+        target, left = sent_down(self._down, self._layout, target=current, before=before, left=left, stream=source)
+        current.copy_(target)
+        return left
 
     def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
         """Return the clients' steps that are due, as far as they can be taken in lanes."""

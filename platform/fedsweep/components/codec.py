@@ -94,3 +94,8 @@ class Communication:
 
     up: Codec = AsItIs()
     down: Codec = AsItIs()
+
+    @classmethod
+    def of(cls, up: Codec | None, down: Codec | None) -> Communication:
+        """Return the codecs; None: as it is."""
+        return cls(up=up or AsItIs(), down=down or AsItIs())

@@ -14,7 +14,7 @@ from fedsweep.catalog import Bound, bound, build_method, build_metrics, method_c
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
-from fedsweep.components.codec import AsItIs, Communication
+from fedsweep.components.codec import Communication
 from fedsweep.config.base import IntegerRange
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
@@ -112,9 +112,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         build_model=builder,
         method=method,
         training=build_training(config),
-        communication=Communication(
-            up=_built(config, "communication.up") or AsItIs(), down=_built(config, "communication.down") or AsItIs()
-        ),
+        communication=Communication.of(*(_built(config, f"communication.{way}") for way in ("up", "down"))),
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,
         evaluate_per_client=config.evaluation.per_client,
