@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedsweep.api import TableStyle, compare, prepare, report, run, sweep
     from fedsweep.card import Card, Limit, card_of, with_card
+    from fedsweep.components.codec import Codec
     from fedsweep.components.metrics import metric
     from fedsweep.driver.observers import Observer
     from fedsweep.errors import (
@@ -50,6 +51,7 @@ __all__ = [
     "Availability",
     "Budget",
     "Card",
+    "Codec",
     "ConfigError",
     "DataError",
     "Dataset",
@@ -117,6 +119,7 @@ _HOME = {
         "fedsweep.components.metrics": ("metric",),
         "fedsweep.models.attention": ("SelfAttention",),
         "fedsweep.models.network": ("Network",),
+        "fedsweep.components.codec": ("Codec",),
         "fedsweep.models.unit_groups": ("unit_group",),
         "fedsweep.reproduce.reproduction": ("TableRequest",),
         "fedsweep.reproduce.task": ("reproduce_table",),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedsweep.components.codec import Codec
-from fedsweep.components.codecs.packing import packed, packed_places, unpacked, unpacked_places
-from fedsweep.components.codecs.registry import CODECS
+from fedsweep.components.compression.packing import packed, packed_places, unpacked, unpacked_places
+from fedsweep.components.compression.registry import CODECS
 from fedsweep.engine.ledger import message_sizes
 from fedsweep.errors import ConfigError
 from fedsweep.records import Payload

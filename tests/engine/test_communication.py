@@ -20,7 +20,7 @@ from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.catalog import resolve
 from fedsweep.client.coding import Encoder, sent_down
 from fedsweep.components.codec import AsItIs, Codec, Communication
-from fedsweep.components.codecs.registry import CODECS
+from fedsweep.components.compression.registry import CODECS
 from fedsweep.config import load_config
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast

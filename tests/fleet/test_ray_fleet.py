@@ -19,7 +19,7 @@ from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.codec import Communication
-from fedsweep.components.codecs.registry import CODECS
+from fedsweep.components.compression.registry import CODECS
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, ResourceError

@@ -87,7 +87,7 @@ class Table:
 def _codecs() -> Table:
     return Table(
         word="codec",
-        builders="fedsweep.components.codecs.registry:CODECS",
+        builders="fedsweep.components.compression.registry:CODECS",
         gives="fedsweep.components.codec:Codec",
         selector="name",
         provided=("shapes",),

@@ -87,7 +87,7 @@ def _partitions() -> list[Named]:
 
 
 def _codecs() -> list[Named]:
-    from fedsweep.components.codecs.registry import CODECS
+    from fedsweep.components.compression.registry import CODECS
     from fedsweep.config.signatures import first_paragraph
 
     # The two ways have one table.

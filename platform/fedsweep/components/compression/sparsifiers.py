@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.components.codecs.base import PackagedCodec, spread
-from fedsweep.components.codecs.packing import packed_places, unpacked_places
+from fedsweep.components.compression.base import PackagedCodec, spread
+from fedsweep.components.compression.packing import packed_places, unpacked_places
 from fedsweep.parameters.ranges import PositiveShare
 from fedsweep.records import Payload
 from fedsweep.streams import Stream

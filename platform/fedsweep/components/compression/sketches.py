@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.components.codecs.base import PackagedCodec
+from fedsweep.components.compression.base import PackagedCodec
 from fedsweep.errors import ConfigError
 from fedsweep.parameters.ranges import Count, PositiveShare
 from fedsweep.records import Payload

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fedsweep.components.codec import AsItIs, Codec
-from fedsweep.components.codecs.low_rank import PowerSgd
-from fedsweep.components.codecs.quantizers import Int8, Qsgd, bf16, fp16
-from fedsweep.components.codecs.sketches import CountSketch
-from fedsweep.components.codecs.sparsifiers import RandomK, Sign, Ternary, TopK
+from fedsweep.components.compression.low_rank import PowerSgd
+from fedsweep.components.compression.quantizers import Int8, Qsgd, bf16, fp16
+from fedsweep.components.compression.sketches import CountSketch
+from fedsweep.components.compression.sparsifiers import RandomK, Sign, Ternary, TopK
 
 CODECS: Mapping[str, Callable[..., Codec]] = {
     "none": AsItIs,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedsweep.components.codecs.base import PackagedCodec
+from fedsweep.components.compression.base import PackagedCodec
 from fedsweep.parameters.ranges import Count
 from fedsweep.records import Payload
 from fedsweep.streams import Stream

@@ -9,8 +9,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from fedsweep.components.codecs.base import PackagedCodec, spread
-from fedsweep.components.codecs.packing import packed, unpacked
+from fedsweep.components.compression.base import PackagedCodec, spread
+from fedsweep.components.compression.packing import packed, unpacked
 from fedsweep.parameters.ranges import Count
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
