@@ -360,6 +360,12 @@ def test_a_table_takes_over_what_one_beside_it_has_finished(
     assert [cell["measured"]["rounds"]["count"] for cell in cells] == [1, 1]
     first = tmp_path / "part" / "0001-FedAvg_even_seed=0"
     assert (first / "rounds.parquet").read_bytes() == (made / first.name / "rounds.parquet").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "fedsweep.sweeps.tuner.run_sweep", lambda prepared, *_, **__: pytest.fail(f"{prepared.total} runs")
+        )
+        with pytest.raises(pytest.fail.Exception, match="2 runs"):
+            fedsweep("reproduce", path, "--out", "fresh", "--fresh")
     shutil.rmtree(tmp_path / "whole")
     assert fedsweep("reproduce", "--resume", "--out", "part", "--quiet")[0] == 0
 
