@@ -19,7 +19,6 @@ from fedsweep.models.cost import (
     BYTES_PER_VALUE,
     PASSES_OF_A_STEP,
     Counted,
-    counted,
     fwd_macs_per_sample,
     training_flops,
 )
@@ -44,6 +43,7 @@ class CostModel:
     """
 
     def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
         self.model = experiment.template
         shape = experiment.world.data.images.shape[1:]
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
@@ -58,13 +58,9 @@ class CostModel:
         self._own_codec = experiment.method.codec.encodes
         self._encoded: dict[tuple[Direction, Shapes], Mapping[str, Size]] = {}
 
-    @cached_property
+    @property
     def _counted(self) -> Counted:
-        return counted(self.model, self._shape)  # a forward pass, which planning without devices can do without
-
-    @cached_property
-    def _layers(self) -> Mapping[str, tuple[int, int]]:
-        return self._counted.layers
+        return self._experiment.forward_pass  # which planning without devices can do without
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -93,7 +89,7 @@ class CostModel:
         own = submodel.layout(self.layout)
         shapes = dict(zip(own.names, own.shapes, strict=True))
         total, densities = 0, submodel.densities(self.layout)
-        for name, (macs, norm) in self._layers.items():
+        for name, (macs, norm) in self._counted.layers.items():
             whole, part = self._sizes.get(name), shapes.get(name)
             # A part may have tensors that the full model lacks, or lay them out otherwise: then its module is asked.
             if whole is None or part is None or len(part) != len(whole) or any(map(int.__gt__, part, whole)):

@@ -45,6 +45,7 @@ class Forecast:
     Attributes:
         rounds: Rounds of the run.
         local_steps: All clients', all rounds.
+        turns: One for each round that a client takes part in.
         total_bytes: Both ways, from before round 1 on; beside the models what the methods' cards say of rounds with one
             aggregation.
         registration_bytes: Of them before round 1: registration and exchange.
@@ -60,6 +61,7 @@ class Forecast:
 
     rounds: int
     local_steps: int
+    turns: int
     total_bytes: int
     registration_bytes: int
     comm_ratio: float
@@ -115,7 +117,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     beside, seen = Beside(experiment, costs), set[int]()
     rounds = experiment.training.rounds
     planned = min(rounds, most_planned)
-    steps = num_bytes = flops = 0
+    steps = turns = num_bytes = flops = 0
     ratios = []
     clock: float | None = None
     plans = []
@@ -124,6 +126,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         prices = Prices(costs=costs, seed=experiment.seed, probes=plan.probes)
         taken = steps_by_client(plan)
         steps += sum(taken.values())
+        turns += len({job.client for point in plan.points for job in point.start})
         num_bytes += plan.num_bytes + _beside(plan, beside, seen)
         clock = plan.clock
         for client, count in taken.items():
@@ -137,6 +140,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     return Forecast(
         rounds=rounds,
         local_steps=round(steps * scale),
+        turns=round(turns * scale),
         total_bytes=once + round(num_bytes * scale),
         registration_bytes=once,
         comm_ratio=sum(ratios) / len(ratios) if ratios else 0.0,

@@ -20,6 +20,7 @@ from fedsweep.components.codec import Codec, Communication
 from fedsweep.components.metrics import Metric
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
+from fedsweep.models.cost import Counted, counted
 from fedsweep.records import ClientProfile, ServerContext, State
 from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, copied, layout_of, model_vector
@@ -175,6 +176,12 @@ class Experiment:
     def new_model(self) -> nn.Module:
         """Return a copy of the template, for whoever changes it."""
         return copied(self.template)
+
+    @cached_property
+    def forward_pass(self) -> Counted:
+        """The template's forward pass of one sample, counted once for all that ask for costs."""
+        channels, height, width = self.world.data.images.shape[1:]
+        return counted(self.template, (int(channels), int(height), int(width)))
 
     @cached_property
     def shown_model(self) -> nn.Module:

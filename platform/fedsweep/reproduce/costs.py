@@ -12,14 +12,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.forecast import forecast, planned_rounds
-from fedsweep.engine.plan import Planner
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, FedsweepError, InputError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.guard import guarded
@@ -114,12 +112,11 @@ class Estimator:
         return self._datasets[key]
 
     def _estimated(self, config: Config, experiment: Experiment) -> Cost:
-        planned = _planned(experiment)
-        cost = forecast(experiment, most_planned=planned)
+        cost = forecast(experiment, most_planned=_planned(experiment))
         speed = self._speed(config, experiment)
         world, every = experiment.world, experiment.evaluate_every
         tested = len(world.test_labels) + (0 if world.validation is None else len(world.validation[1]))
-        seconds = cost.local_steps * speed.step + _turns(experiment, planned) * speed.turn
+        seconds = cost.local_steps * speed.step + cost.turns * speed.turn
         seconds += -(-cost.rounds // every) * tested * speed.test
         return Cost(
             runs=1,
@@ -264,11 +261,3 @@ def fitting(request: TableRequest, seconds: float) -> TableRequest:
 def _planned(experiment: Experiment) -> int:
     world, rounds = experiment.world, experiment.training.rounds
     return min(rounds, _PLANNED if world.availability is None and world.drift is None else _MOST_PLANNED)
-
-
-def _turns(experiment: Experiment, planned: int) -> float:
-    """Count the clients' turns in the whole run: one for each round that a client takes part in."""
-    planner = Planner(experiment, CostModel(experiment))
-    plans = islice(planned_rounds(experiment, planner), planned)
-    turns = sum(len({job.client for point in plan.points for job in point.start}) for plan in plans)
-    return turns * experiment.training.rounds / planned
