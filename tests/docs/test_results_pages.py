@@ -10,6 +10,8 @@ import pytest
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs/results").glob("*.md"))
 _COMMAND = re.compile(r"^\s*fedsweep \w+|`fedsweep \w+ ", re.MULTILINE)
 _COMMIT = re.compile(r"\bcommit\s+`?[0-9a-f]{7,40}\b")
+_SMALL = re.compile(r"fedsweep reproduce (dynamicfl|dynafed|feddhad|fedstg)/\S+ --scale small")
+_SHARE = re.compile(r"\*\*Shares? of the paper's training\*\*.*?\d %", re.DOTALL)
 _FIGURES = re.compile(r"^\|.*\d.*\|$", re.MULTILINE)
 
 
@@ -28,6 +30,14 @@ def unfounded(text: str) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=lambda page: page.stem)
 def test_every_section_with_figures_names_command_and_commit(page: Path) -> None:
     assert unfounded(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if _SMALL.search(page.read_text())], ids=lambda page: page.stem
+)
+def test_a_page_of_a_papers_small_scale_says_above_all_what_share_of_the_training_it_has(page: Path) -> None:
+    start = page.read_text().partition("\n## ")[0]
+    assert _SHARE.search(start) and start.index("**Share") < 200, "the share stands below the title"
 
 
 def test_every_page_is_listed() -> None:

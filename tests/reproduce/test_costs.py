@@ -14,7 +14,7 @@ from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce import costs as module
 from fedsweep.reproduce.calibration import Speed, calibrate
-from fedsweep.reproduce.costs import Cost, Estimator, costs_of, fitting, parse_duration
+from fedsweep.reproduce.costs import Cost, Estimator, costs_of, fitting, hours_here, parse_duration
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
 from fedsweep.world.data.datasets import DATASETS, load_dataset, stand_in
 
@@ -74,6 +74,9 @@ def test_what_fits_is_chosen_in_the_tables_order_and_what_is_too_long_passed_ove
     within = replace(costs, by_cell=by_cell).within(15.0)
     assert within == (table.cells[0], table.cells[2], table.cells[3])
     assert replace(costs, by_cell=by_cell).within(4.0) == ()
+    assert replace(costs, by_cell=by_cell).within(9.0) == (), "one run can't use both cores"
+    ten = Cost(runs=1, seconds=10.0)
+    assert (3600 * hours_here(ten), 3600 * hours_here(ten + ten + ten)) == pytest.approx((10.0, 15.0))
 
 
 def test_a_request_keeps_the_cells_that_fit(table_path: Path, a_second_a_step: None) -> None:

@@ -58,7 +58,7 @@ class CostModel:
         self._own_codec = experiment.method.codec.encodes
         self._encoded: dict[tuple[Direction, Shapes], Mapping[str, Size]] = {}
 
-    @property
+    @cached_property
     def _counted(self) -> Counted:
         return self._experiment.forward_pass  # which planning without devices can do without
 

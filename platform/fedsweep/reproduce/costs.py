@@ -184,8 +184,8 @@ class TableCosts:
         """Return the cells that fit into a time on this machine, in the table's order, without too long ones."""
         chosen, spent = [], 0.0
         for cell, cost in self.by_cell.items():
-            more = 0.0 if cell in self.shared else hours_here(cost) * 3600
-            if spent + more <= seconds:
+            more = 0.0 if cell in self.shared else cost.seconds / cores()
+            if max(spent + more, cost.seconds) <= seconds:  # a run has one core, however many there are
                 chosen.append(cell)
                 spent += more
         return tuple(chosen)
@@ -217,8 +217,8 @@ def costs_of(table: Reproduction, estimator: Estimator | None = None) -> TableCo
 
 
 def hours_here(cost: Cost) -> float:
-    """Return hours that runs take here, where each has a core to itself and all cores are busy."""
-    return cost.seconds / 3600 / cores()
+    """Return hours that runs take here, where each has a core to itself, and no core is idle while runs are left."""
+    return cost.seconds / 3600 / min(cores(), max(cost.runs, 1))
 
 
 def cores() -> int:
