@@ -66,6 +66,8 @@ sweep:
   scheduler: null
   resource: round
   search: null
+  sampler: tpe
+  points: []
   seeds: 5
   max_concurrent: auto
 """

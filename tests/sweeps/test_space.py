@@ -69,6 +69,9 @@ def test_short_names_take_more_of_a_key_where_ends_are_shared() -> None:
     assert short_names(keys) == {"training.optimizer.lr": "optimizer.lr", "method.lr": "method.lr", "seed": "seed"}
 
 
+SEARCH = {"space": {"training.batch_size": {"choice": [4, 8]}}, "search": "optuna"}
+
+
 @pytest.mark.parametrize(
     ("sweep", "said"),
     [
@@ -138,6 +141,10 @@ def test_settings_alone_are_a_sweep() -> None:
         ({"settings": [{"name": "a", "set": {"training.round": 1}}]}, "did you mean 'training.rounds'"),
         ({"settings": [{"name": "a", "set": {"sweep.samples": 1}}]}, "can't vary its own section"),
         ({"settings": NAMED, "space": {"method": {"grid": [{"name": "moon"}]}}}, "would overwrite that"),
+        ({"space": {"seed": {"grid": [0]}}, "points": [{"seed": 0}]}, "read by a search alone"),
+        ({**SEARCH, "points": [{"seed": 0}]}, "must give each key of sweep.space"),
+        ({**SEARCH, "points": [{"training.batch_size": 9}]}, "does not lie in sweep.space.training.batch_size"),
+        ({**SEARCH, "space": {"seed": {"choice": [0, 1]}}}, "goes with no sweep.space.seed"),
         ({"settings": NAMED, "search": "optuna"}, "search=optuna chooses values itself"),
         ({"settings": NAMED, "samples": 2}, "vary the seed instead"),
     ],

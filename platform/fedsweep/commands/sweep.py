@@ -186,7 +186,9 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
     done, failed = len(summary.trials) - len(summary.failed), len(summary.failed)
     counts = f"{done} of {len(summary.trials)} trials finished" + (f", {failed} failed" if failed else "")
     best = ""
-    if summary.settings and done:
+    if len(summary.worlds) > 1:
+        best = f", {len(summary.worlds)} worlds, each with a best of its own"
+    elif summary.settings and done:
         first = summary.settings[0]
         best = f", best {summary.metrics[0]}: {first.figures[summary.metrics[0]].mean:.4g} ({first.label})"
     print(f"{counts}{best}; in {folder.path}; compare: {command('compare', folder.path)}", flush=True)

@@ -135,6 +135,12 @@ class Sweep(Section):
         default="round", description="What a scheduler rations."
     )
     search: Literal["random", "optuna"] | None = Field(default=None, description="How values are proposed.")
+    sampler: Literal["tpe", "gp", "random"] = Field(
+        default="tpe", description="A search's, of Optuna: estimated densities, a Gaussian process, or at random."
+    )
+    points: list[dict[str, Any]] = Field(
+        default_factory=list, description="[{KEY: VALUE, ...}, ...]: settings that a search tries first."
+    )
     seeds: Count = Field(default=5, description="A search: the most seeds of a setting, from the key seed upwards.")
     max_concurrent: Auto | Count = Field(default="auto", description="Trials at a time.")
 

@@ -20,6 +20,7 @@ from fedsweep.sweeps.front import SPENT
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
+    from fedsweep.config.sweep import SpaceEntry
 
 SEED = "seed"
 # Where a trial stands in what Ray Tune calls its configuration.
@@ -146,12 +147,38 @@ def check_space(config: Config) -> None:
             f"sweep.samples={sweep.samples} would run each trial of the grid {sweep.samples} times with the same"
             " result; vary the seed instead: {seed: {grid: [0, 1, 2]}}"
         )
+    _check_points(config)
     for key, entry in sweep.space.items():
         texts = [canonical(value) for value in entry.values]
         if entry.kind == "grid" and len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
             raise ConfigError(f"sweep.space.{key}: grid has {twice} more than once")
     _check_settings(config)
+
+
+def _check_points(config: Config) -> None:
+    """Refuse points to begin with that a search could not come to."""
+    sweep = config.sweep
+    if (sweep.points or sweep.sampler != "tpe") and sweep.search != "optuna":
+        key = "points" if sweep.points else "sampler"
+        raise ConfigError(f"sweep.{key} is read by a search alone; set sweep.search=optuna, or leave it out")
+    for number, point in enumerate(sweep.points):
+        if set(point) != set(sweep.space):
+            differing = sorted(set(point) ^ set(sweep.space))
+            raise ConfigError(
+                f"sweep.points[{number}] must give each key of sweep.space, and no other; see {differing}"
+            )
+        for key, value in point.items():
+            if not _lies_in(sweep.space[key], value):
+                raise ConfigError(f"sweep.points[{number}]: {key}={value!r} does not lie in sweep.space.{key}")
+
+
+def _lies_in(entry: SpaceEntry, value: Any) -> bool:
+    if entry.kind in ("choice", "grid"):
+        return canonical(value) in map(canonical, entry.values)
+    low, high = entry.values
+    is_number = isinstance(value, int if entry.kind == "randint" else int | float) and not isinstance(value, bool)
+    return is_number and low <= value < high
 
 
 def _check_settings(config: Config) -> None:

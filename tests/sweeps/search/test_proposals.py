@@ -126,3 +126,18 @@ def test_optunas_journal_has_each_trial_once(tmp_path: Path) -> None:
     assert [trial.user_attrs["seed"] for trial in study.trials] == [0, 0, 1, 1]
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3 + ["FAIL"]
     assert [trial.values for trial in study.trials[:3]] == [list(outcomes[k].values or ()) for k in (1, 2, 3)]
+
+
+def test_points_come_first_and_the_search_knows_what_they_came_to() -> None:
+    space = {RATE: {"loguniform": [1e-3, 1.0]}}
+    trials = play(space, count=6, seeds=1, points=[{RATE: 0.5}, {RATE: 0.02}])
+    assert [(trial.values[RATE], trial.seed) for trial in trials[:2]] == [(0.5, 0), (0.02, 0)]
+    assert len({trial.setting for trial in trials}) == 6
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
+def test_each_sampler_proposes_new_settings_and_goes_on_as_unbroken(sampler: str) -> None:
+    space = {RATE: {"loguniform": [1e-3, 1.0]}, "training.batch_size": {"randint": [4, 40]}}
+    unbroken = play(space, count=14, seeds=1, sampler=sampler)
+    assert len({trial.setting for trial in unbroken}) == 14
+    assert play(space, count=14, seeds=1, sampler=sampler, begun=unbroken[:12]) == unbroken

@@ -101,6 +101,9 @@ class Search:
             outcomes: What trials came to, by their numbers; of those that are under way there is none.
         """
         tried = self._tried(trials, outcomes)
+        for point in self._config.sweep.points:
+            if canonical(values := {key: point[key] for key in space_keys(self._config)}) not in tried:
+                return {**values, SEED: self._config.seed}
         num_repeats = len(trials) - len(tried)
         doubtful = most_doubtful(list(tried.values()), most_seeds=self._config.sweep.seeds)
         is_seed_due = num_repeats * _SETTINGS_PER_SEED < len(tried) - _FIRST_SETTINGS
@@ -173,9 +176,7 @@ class Search:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(
-                seed=stream(self._config.seed, "search").child(number).seed(32), constant_liar=True
-            )
+            sampler = self._sampler(number)
         study = optuna.create_study(sampler=sampler, directions=self._directions)
         for setting, means in zip(tried.values(), told_means(list(tried.values())), strict=True):
             values = None if means is None else tuple(s * m for s, m in zip(self._signs, means, strict=True))
@@ -183,6 +184,14 @@ class Search:
             excess = [mean(column) for column in zip(*setting.excesses, strict=True)]
             study.add_trial(self._frozen(setting.values, values, failed=failed, excess=excess))
         return study
+
+    def _sampler(self, number: int) -> Any:
+        from optuna import samplers
+
+        kind, seed = self._config.sweep.sampler, stream(self._config.seed, "search").child(number).seed(32)
+        if kind == "tpe":
+            return samplers.TPESampler(seed=seed, constant_liar=True)
+        return samplers.GPSampler(seed=seed) if kind == "gp" else samplers.RandomSampler(seed=seed)
 
     def _frozen(
         self,
