@@ -161,7 +161,7 @@ class RoundContext:
 
     Attributes:
         round: From 1.
-        available: Clients that are there and have data.
+        available: Clients that are there and have data; a :class:`DrawnPresence` where the population is drawn.
         present: Clients that are there.
         classes: Under drift, all clients' classes of this round; empty without.
         cohort_size: Clients asked for, at most as many as are there.
@@ -181,10 +181,10 @@ class RoundContext:
     """
 
     round: int
-    available: tuple[int, ...]
+    available: Sequence[int]
     cohort_size: int
     profiles: Sequence[ClientProfile]
-    present: tuple[int, ...] = ()
+    present: Sequence[int] = ()
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cohort: tuple[int, ...] = ()
     drawn: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsweep.bench import logistic, speed_test, startup, workloads
+from fedsweep.bench import logistic, population, speed_test, startup, workloads
 from fedsweep.bench.setup import SetUp
 
 SETUPS: Mapping[str, SetUp] = {
@@ -17,5 +17,6 @@ SETUPS: Mapping[str, SetUp] = {
         speed_test.P1_CPU,
         logistic.L1,
         startup.STARTUP,
+        population.S1,
     )
 }

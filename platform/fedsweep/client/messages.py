@@ -17,6 +17,7 @@ from fedsweep.components.local import LocalSolver, LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.records import ClientWork, Payload, SyncPoint
 from fedsweep.submodel import SubModel
+from fedsweep.world.population import Drawn
 
 Handle = Any  # what a fleet gives for a client's memory: the memory itself, or a reference to it
 
@@ -86,7 +87,7 @@ class ClientSide:
     terms: tuple[LocalTerm, ...]
     solver: LocalSolver
     optimizer: OptimizerSettings
-    indices: tuple[np.ndarray, ...]
+    indices: Sequence[np.ndarray]
     device: str = "cpu"
     track_accuracy: bool = False
     codec: Codec = AsItIs()
@@ -113,6 +114,8 @@ class ClientSide:
 
     def share(self, client: int) -> float:
         """Return a client's number of samples over the clients' mean."""
+        if isinstance(self.indices, Drawn):
+            return 1.0  # a drawn population's clients are of one size
         return len(self.indices[client]) * len(self.indices) / sum(map(len, self.indices))
 
 

@@ -22,6 +22,7 @@ from fedsweep.guard import finite_vector, items, named, pair, returns
 from fedsweep.parameters.ranges import Count
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.world.population import DrawnPresence
 
 SyncRule = Literal["authors", "paper"]
 
@@ -47,6 +48,8 @@ class UniformSelection(Selection):
 
     def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
         size = min(context.cohort_size, len(context.available))
+        if isinstance(context.available, DrawnPresence):
+            return context.available.draw(size, context.stream.numpy()), state
         chosen = context.stream.numpy().choice(np.asarray(context.available), size=size, replace=False)
         return tuple(sorted(int(client) for client in chosen)), state
 

@@ -161,7 +161,8 @@ class RunSession:
             start = self._engine.start()
         self._state = start
         self._reported = start.round
-        self._folder.write_table(CLIENTS, clients_table(self._experiment.world.profiles, self._budget_values()))
+        if not self._experiment.world.is_drawn:
+            self._folder.write_table(CLIENTS, clients_table(self._experiment.world.profiles, self._budget_values()))
         # Last: all before it was done while client actors start.
         self._fleet.ready()
         return Opened(records=start.records, messages=self._taken_messages())
@@ -353,7 +354,7 @@ class RunSession:
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
         """Write which clients were there and with which classes, for other runs to replay."""
         world = self._experiment.world
-        if world.drift is None and world.availability is None:
+        if (world.drift is None and world.availability is None) or world.is_drawn:
             return
         everybody = tuple(range(len(world.profiles)))
         for record in records[self._trace.num_rounds :]:

@@ -26,7 +26,7 @@ from fedsweep.experiment.experiment import Experiment, client_side, server_conte
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
-from fedsweep.records import State
+from fedsweep.records import ClientProfile, State
 from fedsweep.submodel import FULL_MODEL, SubModel
 
 Formula = Literal["up", "down", "setup_up", "setup_down"]
@@ -218,8 +218,14 @@ def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> f
     anchors = 1 if experiment.method.terms else 0
     models = num_values * (clients * (1 + int(slots) + anchors) + 4)
     sample = int(experiment.world.data.images[0].size)
-    samples = sum(sorted((p.num_samples for p in experiment.world.profiles), reverse=True)[:clients]) * sample
+    samples = sum(sorted((p.num_samples for p in _sized(experiment)), reverse=True)[:clients]) * sample
     return 4 * (models + samples) / 2**20
+
+
+def _sized(experiment: Experiment) -> Sequence[ClientProfile]:
+    """Return the clients whose sizes matter: those of a drawn population are alike."""
+    profiles = experiment.world.profiles
+    return profiles[: experiment.training.cohort_size] if experiment.world.is_drawn else profiles
 
 
 # -- what travels beside the models, from the methods' cards -----------------------------------------------------------
@@ -238,7 +244,7 @@ class Beside:
         template, shape = experiment.template, experiment.world.data.images.shape[1:]
         groups: Callable[[], Any] = getattr(template, "unit_groups", tuple)
         features = getattr(template, "has_features", False)
-        profiles = experiment.world.profiles
+        profiles = _sized(experiment)
         self._largest = max(profiles, key=lambda p: (p.num_samples, -p.client)).client
         self._symbols: Mapping[str, Any] = {
             "input_values": math.prod(shape),
@@ -246,7 +252,7 @@ class Beside:
             "units": sum(group.size for group in groups()),
             "full_params": experiment.layout.num_params,
             "kernel_weights": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
-            "sizes": tuple(profile.num_samples for profile in experiment.world.profiles),
+            "sizes": tuple(profile.num_samples for profile in profiles),
             "rounds": experiment.training.rounds,
         } | ({"features": template.feature_width} if features else {})
 
@@ -289,6 +295,8 @@ class Beside:
     @property
     def setup_bytes(self) -> int:
         """Bytes of the exchange before round 1, all clients."""
+        if not any(getattr(card, which) for card, _ in self._cards for which in ("setup_up", "setup_down")):
+            return 0
         formulas: tuple[Formula, ...] = ("setup_up", "setup_down")
         clients = [profile.client for profile in self._world.profiles]
         params = self._costs.layout.num_params

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -12,6 +12,7 @@ import numpy as np
 from fedsweep.components.probes import Probe
 from fedsweep.engine import clock
 from fedsweep.engine.cost import CostModel
+from fedsweep.engine.drawn_round import DrawnRound
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
 from fedsweep.engine.ledger import Size
 from fedsweep.engine.state import RunState
@@ -24,6 +25,7 @@ from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 from fedsweep.world.availability import Availability
 from fedsweep.world.devices import fails
+from fedsweep.world.population import DrawnPresence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,12 @@ class RoundPlan:
         return self.context.submodels.get(client, FULL_MODEL)
 
 
+def _are_all_in(cohort: Sequence[int], available: Sequence[int]) -> bool:
+    if isinstance(available, DrawnPresence):
+        return all(client in available for client in cohort)
+    return set(cohort) <= set(available)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """A planned round on the virtual clock.
@@ -101,9 +109,11 @@ class Planner:
 
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs = experiment, costs
-        self._everybody = tuple(range(len(experiment.world.profiles)))
+        clients = range(len(experiment.world.profiles))
+        self._everybody: Sequence[int] = clients if experiment.world.is_drawn else tuple(clients)
         self._most_selected = experiment.world.stragglers.num_selected(experiment.training.cohort_size)
-        self._num_samples = np.array([profile.num_samples for profile in experiment.world.profiles])
+        profiles = () if experiment.world.is_drawn else experiment.world.profiles
+        self._num_samples = np.array([profile.num_samples for profile in profiles])
 
     def plan(self, state: RunState) -> RoundPlan:
         """Return the next round.
@@ -158,10 +168,7 @@ class Planner:
         experiment, round = self._experiment, state.round + 1
         world, method = experiment.world, experiment.method
         classes, chooser = experiment.classes(round), state.components["selection"]
-        samples = self._samples(classes) if classes else self._num_samples
-        present = self._everybody if world.availability is None else self._present(world.availability, state, round)
-        # Under drift a client may be there and have no sample of its classes.
-        available = tuple(k for k in present if samples[k])
+        samples, present, available = self._there(classes, state, round)
         context = RoundContext(
             round=round,
             available=available,
@@ -180,11 +187,25 @@ class Planner:
         cohort: tuple[int, ...] = ()
         if available:
             cohort, chooser = ask(method.selection, "choose", chooser, context, when=f"in round {round}")
-        if not set(cohort) <= set(available) or len(set(cohort)) < len(cohort):
+        if not _are_all_in(cohort, available) or len(set(cohort)) < len(cohort):
             raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
         # Ascending from here on, for the order of all sums; `drawn` has the order in which they were chosen.
         work = {k: self._work(k, int(samples[k]), classes.get(k)) for k in sorted(cohort)}
         return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
+
+    def _there(
+        self, classes: Mapping[int, tuple[int, ...]], state: RunState, round: int
+    ) -> tuple[Sequence[int] | np.ndarray, Sequence[int], Sequence[int]]:
+        """Return clients' samples of the round, who is there, and who of these has samples."""
+        world = self._experiment.world
+        if world.is_drawn:
+            seed, history = self._experiment.seed, state.accuracies
+            drawn = DrawnRound(world=world, seed=seed, round=round, classes=classes, history=history)
+            return drawn.samples, self._everybody, drawn.available
+        samples = self._samples(classes) if classes else self._num_samples
+        present = self._everybody if world.availability is None else self._present(world.availability, state, round)
+        # Under drift a client may be there and have no sample of its classes.
+        return samples, present, tuple(k for k in present if samples[k])
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         profiles = self._experiment.world.profiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.round import Round
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
-from fedsweep.records import RoundRecord, State
+from fedsweep.records import RoundContext, RoundRecord, State
 from fedsweep.world.label_stats import kl_divergence, population
 
 
@@ -30,8 +31,6 @@ class RowMaker:
 
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs = experiment, costs
-        self._counts_NC = np.stack([p.label_counts for p in experiment.world.profiles])
-        self._population_C = population(self._counts_NC)
         self._carries_work = experiment.method.pacing.carries_work()
 
     def row(self, round: Round, *, wall_time_s: float) -> RoundRecord:
@@ -71,7 +70,7 @@ class RowMaker:
             server_time_s=round.server_time_s,
             aggregation_weights=round.weights,
             staleness=stale,
-            present=None if self._experiment.world.availability is None else context.present,
+            present=self._present(context),
             extra={name: float(value) for report in reports for name, value in report.metrics.items()}
             | ({"mean_staleness": sum(stale) / len(stale)} if stale else {})
             | ({"server_flops": float(server_flops)} if server_flops else {}),
@@ -91,14 +90,23 @@ class RowMaker:
         ratio, divergence = self._comm_ratio(plan, cost), self._kl(high) if high else None
         return {"high_frequency": high, "kl_divergence": divergence, "comm_cost": cost, "comm_ratio": ratio}
 
+    def _present(self, context: RoundContext) -> tuple[int, ...] | None:
+        """Return who was there, where somebody may not be and somebody counts."""
+        world = self._experiment.world
+        return None if world.availability is None or world.is_drawn else tuple(context.present)
+
     def _reports(self, components: Mapping[str, State]) -> list[ComponentReport]:
         reporting = self._experiment.method.having["report"]
         return [ask(component, "report", components[seam], when="after a round") for seam, component in reporting]
 
     def _kl(self, group: tuple[int, ...]) -> float:
         """Compute divergence of the group's labels from the population's, in nats (DynamicFL, section 4)."""
-        counts = self._counts_NC[list(group)].sum(axis=0)
+        counts = self._experiment.label_counts_NC[list(group)].sum(axis=0)
         return float(kl_divergence(counts / counts.sum(), self._population_C))
+
+    @cached_property
+    def _population_C(self) -> np.ndarray:
+        return population(self._experiment.label_counts_NC)
 
     def _comm_ratio(self, plan: RoundPlan, cost: int) -> float | None:
         """Compute kappa_g over A x 2|W| x L, with L the cohort's mean number of steps (DynamicFL, section 7)."""

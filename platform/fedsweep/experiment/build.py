@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,19 +20,18 @@ from fedsweep.config.base import IntegerRange
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, DataError, ResourceError
+from fedsweep.experiment.clients import check_drawn, client_profiles
 from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSettings, World
 from fedsweep.models.adapters import Adapter
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
 from fedsweep.models.registry import adapt, make_network
 from fedsweep.processes import start_device
-from fedsweep.records import ClientProfile
 from fedsweep.streams import stream
 from fedsweep.trees import constants_sha256, layout_of, load_vector, moving_buffers, trained_params
-from fedsweep.world.availability import capabilities
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.drift import Drift
-from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partitions.base import check_parts
+from fedsweep.world.population import Built, Drawn
 from fedsweep.world.stragglers import WaitForAll
 
 # Lanes where the configuration leaves it open: more idle where a cohort does not divide by them.
@@ -264,7 +264,9 @@ def build_world(config: Config, dataset: Dataset) -> World:
     validation, proxy, rest = server_share(dataset, scenario, seed)
     sizes = {"num_classes": dataset.num_classes, "num_rounds": rounds, "num_clients": scenario.clients}
     drift = _built(config, "scenario.drift", **sizes)
-    indices = _split(config, dataset, rest, drift)
+    indices, availability = _split(config, dataset, rest, drift), _built(config, "scenario.availability", **sizes)
+    if isinstance(indices, Drawn):
+        check_drawn(config, drift, availability)
     budget = _built(config, "scenario.budgets")
     images, labels = _skewed(config, dataset, indices, drift), dataset.train_labels
     return World(
@@ -277,11 +279,13 @@ def build_world(config: Config, dataset: Dataset) -> World:
         test_images=dataset.test_images,
         test_labels=dataset.test_labels,
         indices=indices,
-        profiles=_profiles(config, dataset, indices),
+        profiles=client_profiles(
+            dataset, indices, _built(config, "scenario.devices", num_clients=scenario.clients, run_seed=seed)
+        ),
         validation=None if validation is None else (images[validation], labels[validation]),
         proxy=_proxy(scenario, dataset, proxy, seed),
         drift=drift,
-        availability=_built(config, "scenario.availability", **sizes),
+        availability=availability,
         budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
         stragglers=_built(config, "scenario.devices.stragglers") or WaitForAll(),
     )
@@ -322,27 +326,25 @@ def server_share(
     )
 
 
-def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | None) -> tuple[np.ndarray, ...]:
+def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | None) -> Sequence[np.ndarray]:
     """Return each client's samples, as indices into the training set."""
-    scenario = config.scenario
-    if drift is not None and drift.pool == "all":
+    scenario, partition = config.scenario, bound(config, "scenario.partition").build()
+    if drift is not None and drift.pool == "all" and not partition.draws_clients:
         return (rest,) * scenario.clients
-    parts = (
-        bound(config, "scenario.partition")
-        .build()
-        .split(
-            dataset.train_labels[rest],
-            scenario.clients,
-            stream(config.seed, "partition"),
-            num_classes=dataset.num_classes,
-            writers=None if dataset.writers is None else dataset.writers[rest],
-        )
+    parts = partition.split(
+        dataset.train_labels[rest],
+        scenario.clients,
+        stream(config.seed, "partition"),
+        num_classes=dataset.num_classes,
+        writers=None if dataset.writers is None else dataset.writers[rest],
     )
+    if partition.draws_clients:
+        return Built(length=scenario.clients, build=lambda k: rest[parts[k]])
     check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
     return tuple(rest[part] for part in parts)
 
 
-def _skewed(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...], drift: Drift | None) -> np.ndarray:
+def _skewed(config: Config, dataset: Dataset, indices: Sequence[np.ndarray], drift: Drift | None) -> np.ndarray:
     """Return the training images, those of each client as ``scenario.feature_skew`` has them."""
     skew = _built(config, "scenario.feature_skew")
     if skew is None:
@@ -355,23 +357,6 @@ def _skewed(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...], d
     draws = stream(config.seed, "feature skew")
     changed: np.ndarray = skew.apply(dataset.train_images, indices, scale=dataset.scale, stream=draws)
     return changed
-
-
-def _profiles(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...]) -> tuple[ClientProfile, ...]:
-    counts_NC = label_counts(dataset.train_labels, indices, dataset.num_classes)
-    num_clients = config.scenario.clients
-    fleet = _built(config, "scenario.devices", num_clients=num_clients, run_seed=config.seed)
-    able = capabilities(num_clients)
-    return tuple(
-        ClientProfile(
-            client=k,
-            num_samples=len(indices[k]),
-            label_counts=counts_NC[k],
-            capability=float(able[k]),
-            device=None if fleet is None else fleet.devices[k],
-        )
-        for k in range(num_clients)
-    )
 
 
 def _proxy(

@@ -17,13 +17,15 @@ def check_world(experiment: Experiment) -> None:
             clients carry work from round to round; or moves are to be divided by effective steps that the clients'
             optimiser does not have, or not exactly; or steps are to be scaled that it normalises again.
     """
-    empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
+    # A drawn population has neither empty clients nor devices.
+    profiles = () if experiment.world.is_drawn else experiment.world.profiles
+    empty = [p.client for p in profiles if p.num_samples == 0]
     if empty:
         raise ConfigError(
             f"every client needs at least one sample, but clients {empty[:5]} have none; use fewer clients or"
             " another scenario.partition"
         )
-    devices = [p.device for p in experiment.world.profiles if p.device is not None]
+    devices = [p.device for p in profiles if p.device is not None]
     method, may_drop_out = experiment.method, [d.drop_probability for d in devices]
     if devices and method.pacing.carries_work() and not nobody_drops_out(experiment.world.stragglers, may_drop_out):
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift, round_classes
 from fedsweep.world.label_stats import test_shares
+from fedsweep.world.population import Drawn
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
 
 # Proxy data and validation data, each inputs and labels; None where there are none.
@@ -96,8 +97,8 @@ class World:
         data: What clients train on.
         test_images: [T, C, H, W].
         test_labels: [T].
-        indices: For each client the indices of its training samples.
-        profiles: All clients.
+        indices: For each client the indices of its training samples; of a drawn population made when asked for.
+        profiles: All clients, likewise.
         validation: Images and labels held out on the server, or None.
         proxy: Images and labels (None: unlabelled) on the server for methods that need them, or None.
         drift: How the clients' classes change, or None.
@@ -109,14 +110,19 @@ class World:
     data: TrainingData
     test_images: np.ndarray
     test_labels: np.ndarray
-    indices: tuple[np.ndarray, ...]
-    profiles: tuple[ClientProfile, ...]
+    indices: Sequence[np.ndarray]
+    profiles: Sequence[ClientProfile]
     validation: tuple[np.ndarray, np.ndarray] | None = None
     proxy: tuple[np.ndarray, np.ndarray | None] | None = None
     drift: Drift | None = None
     availability: Availability | None = None
     budgets: BudgetPlan | None = None
     stragglers: StragglerPolicy = field(default_factory=WaitForAll)
+
+    @property
+    def is_drawn(self) -> bool:
+        """True where clients are made when they are asked for, so that nobody should ask all of them."""
+        return isinstance(self.profiles, Drawn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +245,7 @@ class Experiment:
         low, high = value
         return int(stream(self.seed, purpose, 0, client).numpy().integers(low, high + 1))
 
-    def classes(self, round: int) -> dict[int, tuple[int, ...]]:
+    def classes(self, round: int) -> Mapping[int, tuple[int, ...]]:
         """Return all clients' classes of a round under drift; empty without drift."""
         drift = self.world.drift
         if drift is None:
@@ -261,6 +267,8 @@ class Experiment:
 
     @cached_property
     def _num_samples(self) -> int:
+        if self.world.is_drawn:
+            return len(self.world.profiles) * self.world.profiles[0].num_samples
         return sum(profile.num_samples for profile in self.world.profiles)
 
     def local_steps(self, client: int, num_samples: int) -> tuple[int, int, bool]:

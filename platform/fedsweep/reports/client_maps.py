@@ -19,6 +19,7 @@ from fedsweep.figures.scenario import PART_LOOKS, Part, class_shares_of, parts_o
 from fedsweep.figures.style import INK
 from fedsweep.reports.charts import PERCENT, Chart, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
+from fedsweep.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
@@ -78,7 +79,8 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
             maps.notes.append(str(error))
             counts_NC = None
         charts = [split_chart(counts_NC)] if counts_NC is not None else []
-        charts += participation_charts(runs[index], None if counts_NC is None else len(counts_NC))
+        if not RunFolder(runs[index].folder).lists_participants_alone():
+            charts += participation_charts(runs[index], None if counts_NC is None else len(counts_NC))
         if counts_NC is not None:
             try:
                 more = (label_chart(runs[index], counts_NC), class_chart(runs[index], counts_NC.shape))

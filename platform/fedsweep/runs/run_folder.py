@@ -174,6 +174,13 @@ class RunFolder:
                 raise OutputError(f"{self.path / CLIENTS}: the column {name!r} is missing or has empty cells")
         return table
 
+    def lists_participants_alone(self) -> bool:
+        """Tell whether the table of clients has those who took part, as of a drawn population, and not everybody."""
+        if not (self.path / CLIENTS).is_file():
+            return False
+        clients: list[int] = self.read_clients().column("client").to_pylist()
+        return clients != list(range(len(clients)))
+
     def client_table(self, name: str) -> pa.Table | None:
         """Read :data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
 

@@ -44,6 +44,11 @@ class Availability(Checked, ABC):
 
     section: ClassVar[str] = "scenario.availability"
 
+    @property
+    def compares_clients(self) -> bool:
+        """True where a client's chance depends on other clients, so that it can't be told alone."""
+        return False
+
     @abstractmethod
     def probability(
         self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
@@ -74,6 +79,21 @@ class Availability(Checked, ABC):
         """
         chances = self.probability(round, capabilities=capabilities, history=history).tolist()
         return tuple(client for client, chance in enumerate(chances) if _is_there(chance, client, stream_for))
+
+    def is_there(
+        self, round: int, *, client: int, capability: float, accuracies: Sequence[float], stream: Stream
+    ) -> bool:
+        """Tell whether one client is there, without a look at any other: the same as :meth:`draw` says of it.
+
+        Args:
+            round: From 1.
+            client: Its id.
+            capability: Its own.
+            accuracies: See :meth:`probability`; empty before its first training.
+            stream: Its stream of this round.
+        """
+        chance = self.probability(round, capabilities=np.asarray([capability]), history={0: accuracies})
+        return _is_there(float(chance[0]), client, lambda _: stream)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +154,10 @@ class CapabilityAvailability(Availability):
         product = self.base * (capabilities / scale) * performance * self.decay_factor(round)
         return np.asarray(np.clip(product, self.floor, self.ceiling))
 
+    @property
+    def compares_clients(self) -> bool:
+        return self.normalise
+
     def decay_factor(self, round: int) -> float:
         """Return decay(R), in [0.5, 1]."""
         if self.decay == "exponential":
@@ -169,6 +193,11 @@ class ReplayAvailability(Availability):
         chances = np.zeros(self.trace.num_clients)
         chances[list(self.trace.present[round - 1])] = 1.0
         return chances
+
+    def is_there(
+        self, round: int, *, client: int, capability: float, accuracies: Sequence[float], stream: Stream
+    ) -> bool:
+        return client in self.trace.present[round - 1]
 
 
 def capability(

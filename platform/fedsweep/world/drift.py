@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -122,8 +122,8 @@ class ReplayDrift(Drift):
         return self.trace.classes_of(client, round)
 
 
-def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> dict[int, tuple[int, ...]]:
-    """Return all clients' class sets of a round, as a run with this seed draws them.
+def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> Mapping[int, tuple[int, ...]]:
+    """Return all clients' class sets of a round, as a run with this seed draws them, each when it is asked for.
 
     Args:
         drift: The drift.
@@ -131,13 +131,35 @@ def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> d
         num_clients: N.
         round: From 1.
     """
-    sets = {k: drift.class_set(k, round, stream(seed, "drift", 0, k)) for k in range(num_clients)}
-    for k, classes in sets.items():
-        if not isinstance(classes, tuple) or not all(isinstance(c, int | np.integer) for c in classes):
-            raise wrong(
-                drift, "class_set", must="a tuple of classes", answer=classes, when=f"for client {k} in round {round}"
-            )
-    return sets
+    return RoundClasses(drift=drift, seed=seed, num_clients=num_clients, round=round)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundClasses(Mapping[int, tuple[int, ...]]):
+    """The class sets of a round, see :func:`round_classes`."""
+
+    drift: Drift
+    seed: int
+    num_clients: int
+    round: int
+    _drawn: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def __getitem__(self, client: int) -> tuple[int, ...]:
+        if client not in self._drawn:
+            if not 0 <= client < self.num_clients:
+                raise KeyError(client)
+            classes = self.drift.class_set(client, self.round, stream(self.seed, "drift", 0, client))
+            if not isinstance(classes, tuple) or not all(isinstance(c, int | np.integer) for c in classes):
+                when = f"for client {client} in round {self.round}"
+                raise wrong(self.drift, "class_set", must="a tuple of classes", answer=classes, when=when)
+            self._drawn[client] = classes
+        return self._drawn[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.num_clients))
+
+    def __len__(self) -> int:
+        return self.num_clients
 
 
 def cosine_rotation(

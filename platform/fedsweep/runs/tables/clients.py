@@ -28,7 +28,7 @@ _AT_ONCE = 4096
 
 
 def clients_table(profiles: Sequence[ClientProfile], budget_values: Sequence[float | None] | None = None) -> pa.Table:
-    """Return the table, one row per client in the order of ids.
+    """Return the table, one row per client in the order of ids; of a drawn population, those who took part.
 
     Args:
         profiles: The clients'.
@@ -39,7 +39,7 @@ def clients_table(profiles: Sequence[ClientProfile], budget_values: Sequence[flo
     label_counts_NC = np.array([profile.label_counts for profile in profiles])
     kl, js = _divergences(label_counts_NC)
     columns = {
-        "client": number_column(range(len(profiles)), pa.int64()),
+        "client": number_column([profile.client for profile in profiles], pa.int64()),
         "num_samples": number_column([profile.num_samples for profile in profiles], pa.int64()),
         "label_counts": list_column(label_counts_NC.tolist(), pa.list_(pa.int64())),
         "kl_divergence": number_column(kl, pa.float64()),

@@ -17,7 +17,8 @@ from fedsweep.engine.per_client import client_accuracies, present_counts
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord, Traffic
-from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder
+from fedsweep.runs.run_folder import CLIENT_ACCURACY, CLIENTS, TRAFFIC, RunFolder
+from fedsweep.runs.tables.clients import clients_table
 from fedsweep.submodel import Direction
 from fedsweep.world.label_stats import label_counts
 
@@ -33,9 +34,18 @@ def write_client_tables(folder: RunFolder, experiment: Experiment, state: RunSta
 
     All that is written follows from the state, so nothing is there twice after a resume.
     """
+    world = experiment.world
+    if world.is_drawn:
+        profiles = [world.profiles[client] for client in participants(state.records)]
+        folder.write_table(CLIENTS, clients_table(profiles))
     if (table := accuracy_table(experiment, state.records)) is not None:
         folder.write_table(CLIENT_ACCURACY, table)
     folder.write_table(TRAFFIC, traffic_table(experiment, state.setup_traffic, state.records))
+
+
+def participants(records: Sequence[RoundRecord]) -> list[int]:
+    """Return the clients that were chosen in some round, ascending."""
+    return sorted({client for record in records for client in record.cohort})
 
 
 def accuracy_table(experiment: Experiment, records: Sequence[RoundRecord]) -> pa.Table | None:
@@ -84,7 +94,8 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
     """
     import pyarrow as pa
 
-    parts = [(0, _registration(experiment)), *([(0, setup)] if setup is not None else [])]
+    everybody = participants(records) if experiment.world.is_drawn else range(len(experiment.world.profiles))
+    parts = [(0, _registration(experiment, everybody)), *([(0, setup)] if setup is not None else [])]
     parts += [(record.round, record.traffic) for record in records if record.traffic is not None]
     names = sorted({name for _, part in parts for name in part.names})
     places = {name: place for place, name in enumerate(names)}
@@ -102,11 +113,11 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
     )
 
 
-def _registration(experiment: Experiment) -> Traffic:
-    """Return each client's traffic when it registers."""
+def _registration(experiment: Experiment, who: Sequence[int]) -> Traffic:
+    """Return the traffic of clients when they register."""
     sizes = registration_sizes(experiment)
     ways: list[Direction] = [way for way in ("down", "up") if sizes[way]]
-    clients = torch.tensor([profile.client for profile in experiment.world.profiles], dtype=torch.int32)
+    clients = torch.tensor(who, dtype=torch.int32)
     entries = len(clients) * len(ways)
     return Traffic(
         clients=clients.repeat_interleave(len(ways)),

@@ -26,6 +26,8 @@ class Partition(Checked, ABC):
     section: ClassVar[str] = "scenario.partition"
 
     source: ClassVar[str] = ""
+    # Clients are drawn one by one, when they are asked for; then they may share samples.
+    draws_clients: ClassVar[bool] = False
 
     @abstractmethod
     def split(
@@ -36,7 +38,7 @@ class Partition(Checked, ABC):
         *,
         num_classes: int,
         writers: Indices | None = None,
-    ) -> list[Indices]:
+    ) -> Sequence[Indices]:
         """Return each client's sample indices.
 
         Args:

@@ -15,6 +15,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.parameters.ranges import Positive, check_value
 from fedsweep.streams import Stream
 from fedsweep.world.partitions.base import Partition
+from fedsweep.world.partitions.drawn import DrawnClients
 from fedsweep.world.partitions.draws import Indices, cut
 from fedsweep.world.partitions.flower import FlowerDatasets
 from fedsweep.world.partitions.kinds import IID, BalancedDirichlet, Classes, Dirichlet, Quantity, Writer
@@ -77,5 +78,6 @@ PARTITIONS: dict[str, type[Partition]] = {
     "quantity": Quantity,
     "mixture": Mixture,
     "writer": Writer,
+    "drawn": DrawnClients,
     "flwr": FlowerDatasets,
 }

@@ -1,0 +1,55 @@
+"""A round of a drawn population: what is known of a client is found out when somebody asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsweep.experiment.experiment import World
+from fedsweep.streams import stream
+from fedsweep.world.population import Built, DrawnPresence
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnRound:
+    """The clients of a round as the planner asks for them.
+
+    Attributes:
+        world: The scenario.
+        seed: The run's.
+        round: From 1.
+        classes: Under drift, clients' classes; empty without.
+        history: Accuracies of the latest local epochs of the clients that have trained.
+    """
+
+    world: World
+    seed: int
+    round: int
+    classes: Mapping[int, tuple[int, ...]]
+    history: Mapping[int, Sequence[float]]
+
+    @property
+    def samples(self) -> Sequence[int]:
+        """Each client's samples of the round's classes."""
+        return Built(length=len(self.world.profiles), build=self._num_samples)
+
+    @property
+    def available(self) -> DrawnPresence:
+        """The clients that are there and have data."""
+        return DrawnPresence(length=len(self.world.profiles), is_there=self._is_available)
+
+    def _num_samples(self, client: int) -> int:
+        profile = self.world.profiles[client]
+        return int(profile.label_counts[list(self.classes[client])].sum()) if self.classes else profile.num_samples
+
+    def _is_available(self, client: int) -> bool:
+        availability = self.world.availability
+        if availability is not None and not availability.is_there(
+            self.round,
+            client=client,
+            capability=self.world.profiles[client].capability,
+            accuracies=self.history.get(client, ()),
+            stream=stream(self.seed, "availability", self.round, client),
+        ):
+            return False
+        return not self.classes or self._num_samples(client) > 0
