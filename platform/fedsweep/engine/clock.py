@@ -143,6 +143,8 @@ def setup_s(experiment: Experiment, ledger: Ledger, probed: Mapping[int, float],
         probed: Forward passes of one sample that the exchange took, by client.
         costs: The sub-models' costs.
     """
+    if experiment.world.profiles[0].device is None:
+        return None  # known without a look at everybody
     registered = registration_sizes(experiment)
     bytes_of: Counter[tuple[int, str]] = Counter()
     for (client, way, _), size in ledger.sizes.items():
