@@ -25,7 +25,6 @@ from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 from fedsweep.world.availability import Availability
 from fedsweep.world.devices import fails
-from fedsweep.world.population import DrawnPresence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +75,6 @@ class RoundPlan:
         return self.context.submodels.get(client, FULL_MODEL)
 
 
-def _are_all_in(cohort: Sequence[int], available: Sequence[int]) -> bool:
-    if isinstance(available, DrawnPresence):
-        return all(client in available for client in cohort)
-    return set(cohort) <= set(available)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """A planned round on the virtual clock.
@@ -109,10 +102,10 @@ class Planner:
 
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs = experiment, costs
-        clients = range(len(experiment.world.profiles))
-        self._everybody: Sequence[int] = clients if experiment.world.is_drawn else tuple(clients)
+        clients, self._is_drawn = range(len(experiment.world.profiles)), experiment.world.is_drawn
+        self._everybody: Sequence[int] = clients if self._is_drawn else tuple(clients)
         self._most_selected = experiment.world.stragglers.num_selected(experiment.training.cohort_size)
-        profiles = () if experiment.world.is_drawn else experiment.world.profiles
+        profiles = () if self._is_drawn else experiment.world.profiles
         self._num_samples = np.array([profile.num_samples for profile in profiles])
 
     def plan(self, state: RunState) -> RoundPlan:
@@ -168,7 +161,18 @@ class Planner:
         experiment, round = self._experiment, state.round + 1
         world, method = experiment.world, experiment.method
         classes, chooser = experiment.classes(round), state.components["selection"]
-        samples, present, available = self._there(classes, state, round)
+        present = self._everybody
+        samples: Sequence[int] | np.ndarray
+        available: Sequence[int]
+        if self._is_drawn:
+            drawn = self._drawn_round(classes, state)
+            samples, available = drawn.samples, drawn.available
+        else:
+            samples = self._samples(classes) if classes else self._num_samples
+            if world.availability is not None:
+                present = self._present(world.availability, state, round)
+            # Under drift a client may be there and have no sample of its classes.
+            available = tuple(k for k in present if samples[k])
         context = RoundContext(
             round=round,
             available=available,
@@ -187,25 +191,16 @@ class Planner:
         cohort: tuple[int, ...] = ()
         if available:
             cohort, chooser = ask(method.selection, "choose", chooser, context, when=f"in round {round}")
-        if not _are_all_in(cohort, available) or len(set(cohort)) < len(cohort):
+        there = available if self._is_drawn else set(available)
+        if not all(client in there for client in cohort) or len(set(cohort)) < len(cohort):
             raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
         # Ascending from here on, for the order of all sums; `drawn` has the order in which they were chosen.
         work = {k: self._work(k, int(samples[k]), classes.get(k)) for k in sorted(cohort)}
         return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
 
-    def _there(
-        self, classes: Mapping[int, tuple[int, ...]], state: RunState, round: int
-    ) -> tuple[Sequence[int] | np.ndarray, Sequence[int], Sequence[int]]:
-        """Return clients' samples of the round, who is there, and who of these has samples."""
-        world = self._experiment.world
-        if world.is_drawn:
-            seed, history = self._experiment.seed, state.accuracies
-            drawn = DrawnRound(world=world, seed=seed, round=round, classes=classes, history=history)
-            return drawn.samples, self._everybody, drawn.available
-        samples = self._samples(classes) if classes else self._num_samples
-        present = self._everybody if world.availability is None else self._present(world.availability, state, round)
-        # Under drift a client may be there and have no sample of its classes.
-        return samples, present, tuple(k for k in present if samples[k])
+    def _drawn_round(self, classes: Mapping[int, tuple[int, ...]], state: RunState) -> DrawnRound:
+        world, seed = self._experiment.world, self._experiment.seed
+        return DrawnRound(world=world, seed=seed, round=state.round + 1, classes=classes, history=state.accuracies)
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         profiles = self._experiment.world.profiles

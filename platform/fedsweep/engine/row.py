@@ -17,7 +17,7 @@ from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.round import Round
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
-from fedsweep.records import RoundContext, RoundRecord, State
+from fedsweep.records import RoundRecord, State
 from fedsweep.world.label_stats import kl_divergence, population
 
 
@@ -31,6 +31,8 @@ class RowMaker:
 
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs = experiment, costs
+        # In a drawn population, who is there, nobody counts.
+        self._counts_presence = experiment.world.availability is not None and not experiment.world.is_drawn
         self._carries_work = experiment.method.pacing.carries_work()
 
     def row(self, round: Round, *, wall_time_s: float) -> RoundRecord:
@@ -70,7 +72,7 @@ class RowMaker:
             server_time_s=round.server_time_s,
             aggregation_weights=round.weights,
             staleness=stale,
-            present=self._present(context),
+            present=tuple(context.present) if self._counts_presence else None,
             extra={name: float(value) for report in reports for name, value in report.metrics.items()}
             | ({"mean_staleness": sum(stale) / len(stale)} if stale else {})
             | ({"server_flops": float(server_flops)} if server_flops else {}),
@@ -89,11 +91,6 @@ class RowMaker:
             high = ()  # nobody was there to be planned for: the state still has an earlier round's group
         ratio, divergence = self._comm_ratio(plan, cost), self._kl(high) if high else None
         return {"high_frequency": high, "kl_divergence": divergence, "comm_cost": cost, "comm_ratio": ratio}
-
-    def _present(self, context: RoundContext) -> tuple[int, ...] | None:
-        """Return who was there, where somebody may not be and somebody counts."""
-        world = self._experiment.world
-        return None if world.availability is None or world.is_drawn else tuple(context.present)
 
     def _reports(self, components: Mapping[str, State]) -> list[ComponentReport]:
         reporting = self._experiment.method.having["report"]
