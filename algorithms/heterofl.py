@@ -98,7 +98,10 @@ class _MaskedLogits:
         self.mask_C = mask_C
 
     def __call__(self, module: nn.Module, inputs: object, logits: Tensor) -> Tensor | None:
-        return logits * self.mask_C.to(logits) if module.training else None
+        if not module.training:
+            return None
+        self.mask_C = self.mask_C.to(logits)  # kept there: a recorded step can't fetch it from the host
+        return logits * self.mask_C
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,15 @@ def start_device(device: str) -> None:
         import torch._lazy.ts_backend
 
         torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
+        # Its programs run once or twice each: what optimising them costs is never had back.
+        torch._C._set_graph_executor_optimize(False)
+
+
+def compute_lazily_asked() -> None:
+    """Have torch's lazy device compute what it was asked for; else a whole round becomes one program to compile."""
+    import torch._lazy
+
+    torch._lazy.mark_step(wait=True)  # type: ignore[no-untyped-call]
 
 
 def look_here_last() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -8,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from fedsweep.bench.device_proof import proofs as every_proof
 from fedsweep.commands import doctor
 from fedsweep.world.data import torchvision_compat
 
@@ -89,3 +92,31 @@ def test_doctor_says_where_torchvision_works_through_fedsweep_alone(
 ) -> None:
     monkeypatch.setattr(torchvision_compat, "imports_alone", lambda: alone)
     assert ("a plain import of it fails beside this torch" in doctor._torchvision()) == (not alone)
+
+
+def test_doctor_tries_each_network_on_a_device(
+    fedsweep: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from fedsweep.bench import device_proof
+
+    def proofs(device: str) -> Iterator[device_proof.Proved]:
+        yield from every_proof(device, ["mlp"])
+        yield device_proof.Proved(network="broken", stepping=None, problem="no kernel for it", seconds=0.1)
+
+    monkeypatch.setattr(device_proof, "proofs", proofs)
+    code, out, err = fedsweep("doctor", "--gpu", "--device", "lazy", "--json", tmp_path / "gpu.json")
+    assert code == 1 and "no kernel for it" in err
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[1][:3] == ["mlp", "lanes", "4"] and rows[2][:2] == ["broken", "FAILS"]
+    told = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert told["machine"]["device"] == "lazy"
+    assert [n["network"] for n in told["networks"]] == ["mlp", "broken"]
+    assert told["networks"][0]["stepping"]["off"] <= 1e-4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_doctor_without_a_gpu_says_so(fedsweep: Command) -> None:
+    code, _, err = fedsweep("doctor", "--gpu")
+    assert code == 2 and "torch sees no GPU here" in err
+    code, _, err = fedsweep("doctor", "--device", "lazy")
+    assert code == 2 and "belong to --gpu" in err

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsweep.processes import compute_lazily_asked
 from fedsweep.records import ClientWork
 from fedsweep.streams import Stream, stream
 from fedsweep.world.transforms import Transform
@@ -61,9 +62,11 @@ def pass_accuracies(hits: Sequence[tuple[int, int]], num_samples: int) -> tuple[
 
 def seed_draws(seed: int, device: str) -> None:
     """Key what a network draws in its next forward pass: dropout takes no generator, but draws from the global one."""
+    if device == "lazy":
+        compute_lazily_asked()  # with the draws of the last step, before they are another's
     # Directly, since torch.manual_seed costs as much as a small step.
     torch.default_generator.manual_seed(seed)
-    if device != "cpu":
+    if device == "cuda":
         torch.cuda.manual_seed(seed)
 
 

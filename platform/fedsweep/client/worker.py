@@ -119,7 +119,8 @@ class Worker:
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
         self._down = side.down_codec.fitted(travelling(FULL_MODEL, layout).shapes)
-        self._lanes = None if side.lanes is None else Lanes(side, side.lanes)
+        # What has to prove itself first is chosen by a segment.
+        self._lanes = None if side.lanes is None or side.lanes.proves else Lanes(side, side.lanes)
         self._stepping: Stepping | None = None
 
     def use_exchange(self, exchange: Exchange) -> None:
@@ -139,7 +140,7 @@ class Worker:
         """
         if segment.stepping != self._stepping:
             self._stepping = segment.stepping
-            settings = self._side.lanes if segment.stepping is None else segment.stepping.lanes
+            settings = None if segment.stepping is None else segment.stepping.lanes
             self._lanes = None if settings is None else Lanes(self._side, settings)
         if (segment.round, segment.attempt) != self._round:
             # A round that was given up, by whomever, is begun from its start: nothing of it may be gone on with.
@@ -150,7 +151,8 @@ class Worker:
             self._rounds.pop(client, None)  # what an unfinished try of the round left
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         folded = len(segment.points) > 1
-        home = self._side.device if self._exchange.on_device else "cpu"
+        # The lazy device does not turn float32 into float64 as it is copied, which the mean needs.
+        home = self._side.device if self._exchange.on_device and self._side.device != "lazy" else "cpu"
         # A copy, since the exchange writes each mean into it: a round begun anew starts from the caller's anchor.
         current = anchor.to(home, copy=True) if folded else anchor
         down, left = self._down, segment.left

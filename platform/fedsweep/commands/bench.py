@@ -117,7 +117,7 @@ def _measure(chosen: list[SetUp], request: Request, *, json: Path | None, anyway
     """Measure, print and write; true where a figure that is judged is missed."""
     from fedsweep.bench.machine import MOST_LOAD_CPUS, load_of_others, machine_facts
     from fedsweep.bench.report import COLUMNS, row, tree, verdict
-    from fedsweep.commands.terminal.output import make_console, make_table
+    from fedsweep.commands.terminal.output import make_console, make_table, write_json
 
     figures: list[tuple[str, Figure]] = []
     loads: dict[str, float] = {}
@@ -140,15 +140,5 @@ def _measure(chosen: list[SetUp], request: Request, *, json: Path | None, anyway
     if not is_judged:
         print(f"the machine was busy (others used up to {max(loads.values()):g} CPUs): nothing is judged")
     if json is not None:
-        _write(json, tree(figures, machine=machine_facts(request.device), loads=loads, is_judged=is_judged))
+        write_json(json, tree(figures, machine=machine_facts(request.device), loads=loads, is_judged=is_judged))
     return any(verdict(figure, is_judged=is_judged) == "missed" for _, figure in figures)
-
-
-def _write(path: Path, content: dict[str, object]) -> None:
-    from json import dumps
-
-    try:
-        path.write_text(dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"--json {path}: cannot be written: {error.strerror}") from error
-    print(f"written: {path}")

@@ -17,8 +17,9 @@ from typing import Annotated
 import typer
 
 from fedsweep.commands.terminal.options import examples
+from fedsweep.errors import ConfigError
 
-EXAMPLES = examples("fedsweep doctor", "fedsweep doctor --clear")
+EXAMPLES = examples("fedsweep doctor", "fedsweep doctor --clear", "fedsweep doctor --gpu --json gpu.json")
 
 _LEAST_DISK_GB, _LEAST_SHM_MB = 1.0, 200
 # The main job, small: a few clients, two rounds.
@@ -39,11 +40,27 @@ def doctor(
     clear: Annotated[
         bool, typer.Option("--clear", metavar="", help="First remove what Ray left of runs that are over.")
     ] = False,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", metavar="", help="Instead try each network on the GPU: the loop, lanes, recorded steps."),
+    ] = False,
+    device: Annotated[
+        str, typer.Option("--device", metavar="cuda|lazy", help="With [b]--gpu[/b]: what is tried.")
+    ] = "cuda",
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="With [b]--gpu[/b]: also write all that is known.")
+    ] = None,
 ) -> None:
     """Check this machine: versions, GPUs, data sets, disk and memory, and two rounds of a tiny experiment.
 
-    Exit code 1, with the problem's name, where experiments can't run here.
+    Exit code 1, with the problem's name, where experiments can't run here; with --gpu, where a network can't.
     """
+    if gpu:
+        from fedsweep.commands.running.device import try_device
+
+        raise typer.Exit(try_device(device, json))
+    if json is not None or device != "cuda":
+        raise ConfigError("--json and --device belong to --gpu; add it")
     if clear:
         from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
 

@@ -191,7 +191,7 @@ class Engine:
             limit = stop.passed_by(state.total_bytes + plan.num_bytes, plan.clock)
             if limit is not None:
                 return state, limit
-            if self._proves and state.stepping is None:
+            if self._proves and state.stepping is None and any(point.start for point in plan.points):
                 state = self._proved(plan, state)
             # Send, train, aggregate. Where a worker is lost the whole round, not its clients alone: the others' models
             # have moved on meanwhile.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -144,12 +143,18 @@ def _match_sizes(module: nn.Module) -> None:
         module.num_channels = channels
 
 
-def _scaled(factors: Tensor, is_last: bool, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-    """Return a forward hook that multiplies each unit's output by its factor, in training only."""
-    if not module.training:
-        return None
-    trailing = 0 if is_last else output.dim() - 2
-    return output * factors.to(output).reshape(-1, *(1,) * trailing)
+class _Scaled:
+    """A forward hook that multiplies each unit's output by its factor, in training only."""
+
+    def __init__(self, factors: Tensor, *, is_last: bool) -> None:
+        self._factors, self._is_last = factors, is_last
+
+    def __call__(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
+        if not module.training:
+            return None
+        self._factors = self._factors.to(output)  # kept there: a recorded step can't fetch it from the host
+        trailing = 0 if self._is_last else output.dim() - 2
+        return output * self._factors.reshape(-1, *(1,) * trailing)
 
 
 def attach_unit_scales(model: Network, scales: Mapping[str, Tensor]) -> None:
@@ -174,6 +179,6 @@ def attach_unit_scales(model: Network, scales: Mapping[str, Tensor]) -> None:
                 f"unit group {name!r} is tied by residual additions and can't be scaled, only masked by 0 and 1; "
                 "drop units of the blocks' inner convolutions instead, or train without rescaling"
             )
-        hook = partial(_scaled, factors.detach().clone(), group.kind == "linear")
+        hook = _Scaled(factors.detach().clone(), is_last=group.kind == "linear")
         for path in group.modules:
             model.get_submodule(path).register_forward_hook(hook)

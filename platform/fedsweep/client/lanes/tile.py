@@ -27,6 +27,7 @@ from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.recording import Recording
 from fedsweep.client.messages import ClientSide
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
+from fedsweep.processes import compute_lazily_asked
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
 
@@ -134,6 +135,8 @@ class Tile:
 
     def _step_at(self, tick: int) -> tuple[Tensor, Tensor]:
         idle = self._next_batch(tick)
+        if self._device.type == "lazy":
+            compute_lazily_asked()
         return self._replayed(idle=idle) if self._records else self._taken(idle=idle)
 
     def peak_memory(self, lane: Lane) -> int:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
+
+from fedsweep.errors import OutputError
 
 # Lines that a program reads or a file keeps are not cut at a terminal's width.
 _PIPE_WIDTH = 200
@@ -99,3 +102,16 @@ def command(*words: str | Path) -> str:
         is_script = started_as.name == "fedsweep"
         program = [str(started_as)] if is_script else [sys.executable, "-P", "-m", "fedsweep"]
     return shlex.join([*program, *map(str, words)])
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Write what ``--json`` asks for, and say so.
+
+    Raises:
+        OutputError: The file can't be written.
+    """
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"--json {path}: cannot be written: {error.strerror}") from error
+    print(f"written: {path}")
