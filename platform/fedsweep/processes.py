@@ -63,7 +63,7 @@ def compute_lazily_asked() -> None:
     """Have torch's lazy device compute what it was asked for; else a whole round becomes one program to compile."""
     import torch._lazy
 
-    torch._lazy.mark_step(wait=True)  # type: ignore[no-untyped-call]
+    torch._lazy.mark_step(wait=True)
 
 
 def look_here_last() -> None:
