@@ -3,7 +3,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 STAMP := .venv/.installed
 
-.PHONY: help .venv quickstart test check format benchmarks wheel clean
+.PHONY: help .venv quickstart test check format benchmarks docs wheel clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z.]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -32,6 +32,10 @@ format: $(STAMP) ## rewrites the sources in the common format
 benchmarks: $(STAMP) ## speed on this machine: beside plain PyTorch, then of single parts
 	-.venv/bin/fedsweep bench
 	for bench in tests/benchmarks/bench_*.py; do echo "==> $$bench"; .venv/bin/python $$bench; done
+
+docs: $(STAMP) ## the documentation as a site: build/site/index.html; a link that leads nowhere is an error
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 wheel: $(STAMP) ## dist/fedsweep-*.whl
 	rm -rf build dist
