@@ -16,14 +16,15 @@ from fedsweep.algorithms.registry import METHODS
 from fedsweep.commands.listing.method_description import method_facts
 
 ROOT = Path(__file__).resolve().parents[1]
-_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+# What they are called on the site, where a README would take the first page's place.
+_PAGES = {"README.md": "first-steps.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
 _EXAMPLES = "examples"
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add what lies elsewhere, and the methods' pages."""
-    for name in _PAGES:
-        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    for name, page in _PAGES.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
     for example in sorted((ROOT / _EXAMPLES).iterdir()):
         if example.is_file():
             files.append(File.generated(config, f"{_EXAMPLES}/{example.name}", abs_src_path=str(example)))
@@ -36,10 +37,12 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Give code blocks their file's name, bring links in line with the site, and list the methods' pages."""
     markdown = re.sub(r"^(\s*```\w+) file=(\S+)", r'\1 title="\2"', markdown, flags=re.MULTILINE)
-    if page.file.src_uri in _PAGES:
+    if page.file.src_uri in _PAGES.values():
         # They lie one folder higher than the others.
         markdown = markdown.replace("](docs/", "](")
-    markdown = re.sub(r"\]\(\.\./(?=[A-Z]+\.md|examples/)", "](", markdown)
+    if page.file.src_uri.count("/") == 0:
+        markdown = re.sub(r"\]\((?:\.\./)?README\.md", f"]({_PAGES['README.md']}", markdown)
+        markdown = re.sub(r"\]\(\.\./(?=[A-Z]+\.md|examples/)", "](", markdown)
     # Files of the repository that are no part of the site.
     markdown = re.sub(r"\[([^\]]*)\]\((?:LICENSE|CITATION\.cff|tune_configs[^)]*|tests[^)]*)\)", r"\1", markdown)
     if page.file.src_uri == "methods.md":
@@ -47,6 +50,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         title, _, rest = markdown.partition("\n")
         markdown = f"{title}\n\nA page for each: {links}.\n{rest}"
     return markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Show the names that docstrings refer to without Sphinx's role before them."""
+    return re.sub(r":(?:func|class|meth|mod|data|attr):(<code>)~?", r"\1", html)
 
 
 def method_page(name: str) -> str:
