@@ -14,7 +14,7 @@ import pytest
 
 from fedsweep.cli import main
 from fedsweep.fleet import ray_internals
-from fedsweep.fleet.ray_quick_start import quick_settings
+from fedsweep.fleet.ray_quick_start import plain_trials, quick_settings
 from fedsweep.runs.run_folder import RunFolder
 
 TINY = """
@@ -110,6 +110,25 @@ def test_a_quick_start_leaves_ray_and_the_environment_as_they_were() -> None:
     assert state() == before
     with quick_settings(dashboard=True) as settings:
         assert list(settings) == ["runtime_env"] and state() == before
+
+
+def test_trials_have_no_runtime_environment_and_one_class_and_another_tune_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.tune.execution import class_cache
+
+    class Trial:
+        pass
+
+    before = class_cache._ActorClassCache.get
+    with plain_trials():
+        made = class_cache._ActorClassCache().get(Trial)
+        assert not made._default_options.get("runtime_env")
+        assert class_cache._ActorClassCache().get(Trial) is made
+    assert class_cache._ActorClassCache.get is before
+    monkeypatch.delattr(class_cache, "_ActorClassCache")
+    with plain_trials() as is_there:
+        assert not is_there
 
 
 def test_what_ray_reports_goes_to_the_folder_and_not_through_a_link(

@@ -10,6 +10,7 @@ here. And by a runtime environment each worker would import Ray twice, once to s
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,6 +39,18 @@ def quick_settings(*, dashboard: bool) -> Iterator[dict[str, Any]]:
         except (ImportError, AttributeError) as error:
             _LOGGER.info("Ray starts more slowly: this Ray has another name for what fedsweep leaves out (%s)", error)
         yield stack.enter_context(worker_settings())
+
+
+def plain_trials() -> contextlib.AbstractContextManager[bool]:
+    """Have Ray Tune, on a cluster of our own, start trials' processes without a runtime environment for each.
+
+    It makes one for another library's sake and for variables that processes on this machine inherit anyway.
+    """
+    import ray
+
+    actor_class = functools.cache(ray.remote)
+    owner = "ray.tune.execution.class_cache:_ActorClassCache"
+    return replaced(owner, "get", lambda cache, trainable: actor_class(trainable))
 
 
 def _prepare(stack: contextlib.ExitStack) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Tune's own way of resuming is not used: it unpickles its state, which lags behin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.fleet.ray_internals import uncounted_callbacks
+from fedsweep.fleet.ray_quick_start import plain_trials
 from fedsweep.fleet.ray_watch import watched_call
 from fedsweep.processes import silenced
 from fedsweep.runs.facts import run_facts
@@ -129,7 +131,8 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     interrupted = threading.Event()
     make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted)
     # At Ctrl-C, Tune is asked to put all trials away.
-    with uncounted_callbacks():
+    is_ours = prepared.config.runtime.address is None
+    with uncounted_callbacks(), plain_trials() if is_ours else contextlib.nullcontext():
         grid: ResultGrid = watched_call(lambda: make().fit(), on_interrupt=interrupted.set)
     return grid
 
