@@ -29,6 +29,7 @@ from fedsweep.commands import (
     doctor,
     evaluate,
     partition,
+    replay,
     report,
     reproduce,
     run,
@@ -69,6 +70,7 @@ app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=compare.EXAMPLES)(co
 app.command("report", rich_help_panel=_EXPERIMENTS, epilog=report.EXAMPLES)(report.report)
 app.command("evaluate", rich_help_panel=_EXPERIMENTS, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
+app.command("replay", rich_help_panel=_EXPERIMENTS, epilog=replay.EXAMPLES)(replay.replay)
 app.command("sync", rich_help_panel=_EXPERIMENTS, epilog=store.SYNC_EXAMPLES)(store.sync)
 app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=partition.EXAMPLES)(partition.partition)
 for _name, _path in COMMANDS.items():

@@ -1,0 +1,107 @@
+"""A finished run on other devices: the run made there, where it would have been the same; else a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsweep
+from fedsweep.errors import ConfigError
+from fedsweep.finished.replay import replay
+from fedsweep.runs.run_folder import RunFolder
+
+TINY: dict[str, Any] = {
+    "scenario": {"dataset": "digits", "clients": 8},
+    "training": {"rounds": 3, "cohort_size": 4, "local_epochs": 1, "batch_size": 32},
+    "tracking": {"uri": "none"},
+}
+PHONES, SLOW = {"profile": "phone-wifi", "jitter": 0.3}, {"profile": "phone-slow", "compute_jitter": 0.1}
+CODECS = {"up": {"name": "topk", "error_feedback": True}, "down": {"name": "fp16"}}
+
+
+def played(method: dict[str, Any], devices: dict[str, Any] | None, out: Path, **more: Any) -> Path:
+    config = {**TINY, "scenario": {**TINY["scenario"], "devices": devices}, "method": method, **more}
+    return fedsweep.run(config, out=out).folder
+
+
+def clocks(folder: Path) -> list[float | None]:
+    return [record.sim_time_s for record in RunFolder(folder).read_rounds()]
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ({"name": "fedavg"}, {"communication": CODECS}),
+        ({"name": "scaffold"}, {}),
+        ({"name": "dynamicfl", "group_size": 2}, {"communication": CODECS}),
+        ({"name": "heterofl"}, {}),
+    ],
+)
+def test_other_devices_are_the_run_made_there(method: dict[str, Any], more: dict[str, Any], tmp_path: Path) -> None:
+    here, there = played(method, PHONES, tmp_path / "a", **more), played(method, SLOW, tmp_path / "b", **more)
+    found = replay(here, [f"scenario.devices={json.dumps(SLOW)}"])
+    assert list(found.clocks) == clocks(there) != clocks(here)
+    records = RunFolder(there).read_rounds()
+    assert (found.bytes_up, found.bytes_down) == tuple(
+        sum(getattr(r, f"bytes_{w}") for r in records) for w in ("up", "down")
+    )
+    same = replay(there)
+    assert same.clocks == found.clocks and same.device_s == found.device_s
+
+
+@pytest.mark.parametrize("method", [{"name": "fedbuff"}, {"name": "feddst"}, {"name": "fedavg"}])
+def test_on_its_own_devices_it_is_the_run(method: dict[str, Any], tmp_path: Path) -> None:
+    folder = played(method, PHONES, tmp_path / "a")
+    found, records = replay(folder), RunFolder(folder).read_rounds()
+    assert list(found.clocks) == clocks(folder) and found.rounds == 3
+    assert found.bytes_up == sum(r.bytes_up for r in records) and found.bytes_down == sum(r.bytes_down for r in records)
+
+
+def test_a_run_without_devices_is_given_some(tmp_path: Path) -> None:
+    here, there = played({"name": "fedavg"}, None, tmp_path / "a"), played({"name": "fedavg"}, SLOW, tmp_path / "b")
+    assert list(replay(here, [f"scenario.devices={json.dumps(SLOW)}"]).clocks) == clocks(there)
+    assert replay(here).sim_time_s is None
+
+
+def test_arrivals_that_devices_decide_are_refused(tmp_path: Path) -> None:
+    folder = played({"name": "fedbuff"}, PHONES, tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"round \d: on these devices other clients would have worked, or at other"):
+        replay(folder, ["scenario.devices.profile=phone-slow"])
+
+
+def test_a_plan_that_training_has_a_say_in_is_refused(tmp_path: Path) -> None:
+    method = {"name": "prunefl", "every": 1}
+    folder = played(method, PHONES, tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"round \d: its .* by a plan, .* as played, so what was trained has a say"):
+        replay(folder, ["scenario.devices.profile=phone-slow"])
+
+
+def test_money_and_energy_are_products(tmp_path: Path) -> None:
+    folder = played({"name": "fedavg"}, {"profile": "homogeneous"}, tmp_path / "a")
+    found = replay(folder, ["prices.up_gb=2", "prices.down_gb=1"])
+    assert found.money == pytest.approx((2 * found.bytes_up + found.bytes_down) / 1e9) and found.energy_kwh == 0
+    watts = replay(
+        folder, ["prices.compute_watts=3", "prices.radio_watts=3", "prices.kwh=0.5", "prices.device_hour=0.1"]
+    )
+    assert found.device_s is not None and watts.energy_kwh == pytest.approx(3 * found.device_s / 3.6e6)
+    assert watts.money == pytest.approx(0.5 * (watts.energy_kwh or 0) + 0.1 * found.device_s / 3600)
+    # One client after the other is busy longer than the slowest of each round, but for latencies.
+    assert found.sim_time_s is not None and 1 < found.device_s / found.sim_time_s <= 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.rounds=9", r"--set training.rounds: a replay takes scenario.devices and prices alone"),
+        ("prices.up=1", r"prices: unknown price 'up' \(known: up_gb"),
+        ("prices.kwh=-1", r"prices.kwh must be a number >= 0"),
+        ("prices.kwh=1", r"prices: hours and energy of clients need devices"),
+    ],
+)
+def test_what_can_not_be_replayed_is_one_line(setting: str, message: str, tmp_path: Path) -> None:
+    folder = played({"name": "fedavg"}, None, tmp_path / "a")
+    with pytest.raises(ConfigError, match=message):
+        replay(folder, [setting])
