@@ -72,10 +72,35 @@ def test_arrivals_that_devices_decide_are_refused(tmp_path: Path) -> None:
         replay(folder, ["scenario.devices.profile=phone-slow"])
 
 
-def test_a_plan_that_training_has_a_say_in_is_refused(tmp_path: Path) -> None:
-    method = {"name": "prunefl", "every": 1}
-    folder = played(method, PHONES, tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"round \d: its .* by a plan, .* as played, so what was trained has a say"):
+LEARNING = """
+from dataclasses import dataclass
+from fedsweep import FederatedMethod
+from fedsweep.components import Selection
+
+@dataclass(frozen=True, kw_only=True)
+class ByLoss(Selection):
+    def init(self, context):
+        return 0
+
+    def choose(self, state, context):
+        return tuple(range(state, state + 4)), state
+
+    def observe(self, state, record):
+        return 1 + int(1000 * record.train_loss) % 3
+
+def by_loss():
+    return FederatedMethod(name="by_loss", source="", selection=ByLoss())
+"""
+
+
+def test_a_plan_that_training_has_a_say_in_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "replayed_method.py").write_text(LEARNING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = played({"name": "replayed_method:by_loss"}, PHONES, tmp_path / "a")
+    assert list(replay(folder).clocks) == clocks(folder)
+    with pytest.raises(
+        ConfigError, match=r"round 2: its cohort: .* by a plan, .* as played, so what was trained has a"
+    ):
         replay(folder, ["scenario.devices.profile=phone-slow"])
 
 
