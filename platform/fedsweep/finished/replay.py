@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
@@ -30,6 +28,9 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import CONFIG, TRAFFIC, RunFolder
 from fedsweep.world.data.datasets import load_dataset
 from fedsweep.world.devices import client_time, jittered
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _DEVICES, _PRICES = "scenario.devices", "prices"
 _OF_MODELS = ("params", "buffers", "optimizer", "mask")
