@@ -8,8 +8,11 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.config.sweep import parse_constraint
 from fedsweep.errors import ConfigError
+from fedsweep.results.seed_statistics import estimate
+from fedsweep.sweeps.fairness import TrialWorld
 from fedsweep.sweeps.front import CurveFront
-from fedsweep.sweeps.space import check_combination
+from fedsweep.sweeps.space import Trial, check_combination
+from fedsweep.sweeps.summary import SettingRow, Summary, TrialRow
 from fedsweep.sweeps.verdict import TrialCurve, front_verdict
 
 
@@ -77,3 +80,25 @@ def test_a_run_that_has_spent_more_than_a_constraint_allows_is_over() -> None:
     front = CurveFront({"test_accuracy": "max", "total_bytes": "min"}, [parse_constraint("total_bytes <= 2")])
     assert not front.is_dominated("a", {"test_accuracy": 0.1, "total_bytes": 2})
     assert front.is_dominated("a", {"test_accuracy": 0.9, "total_bytes": 3})
+
+
+def test_a_method_without_budgets_is_judged_with_those_that_plan_with_them() -> None:
+    def row(label: str, shared: str, budgets: str | None) -> SettingRow:
+        world = TrialWorld(shared=shared, budgets=budgets)
+        figures = {"test_accuracy": estimate([0.5, 0.6])}
+        return SettingRow(label=label, world=world, values={}, seeds=(0, 1), failed=0, cut_short=0, figures=figures)
+
+    def summary(*settings: SettingRow) -> Summary:
+        metrics = {"metrics": ("test_accuracy",), "modes": ("max",)}
+        world = TrialWorld(shared="a", budgets=None)
+        trial = Trial(number=1, values={}, label="FedAvg", folder="0001")
+        done = TrialRow(
+            trial=trial, world=world, status="finished", stopped_by=None, reason=None, rounds=1, figures={}, seed=0
+        )
+        return Summary(**metrics, trials=(done,), settings=settings, differences=(), notes=())  # type: ignore[arg-type]
+
+    together = summary(row("FedAvg", "a", None), row("DynamicFL", "a", "half"))
+    assert together.groups == [[0, 1]]
+    assert together.headline["best_setting/test_accuracy"] == pytest.approx(0.55)
+    apart = summary(row("FedAvg", "a", None), row("FedAvg", "b", None))
+    assert apart.groups == [[0], [1]] and "best_setting/test_accuracy" not in apart.headline

@@ -186,8 +186,8 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
     done, failed = len(summary.trials) - len(summary.failed), len(summary.failed)
     counts = f"{done} of {len(summary.trials)} trials finished" + (f", {failed} failed" if failed else "")
     best = ""
-    if len(summary.worlds) > 1:
-        best = f", {len(summary.worlds)} worlds, each with a best of its own"
+    if len(summary.groups) > 1:
+        best = f", {len(summary.groups)} worlds, each with a best of its own"
     elif summary.settings and done:
         first = summary.settings[0]
         best = f", best {summary.metrics[0]}: {first.figures[summary.metrics[0]].mean:.4g} ({first.label})"

@@ -51,7 +51,7 @@ def _front_lines(summary: Summary) -> list[str]:
     """Describe each world's front: its hypervolume over seeds, and who is on it."""
     lines = []
     for world, front in summary.fronts.items():
-        of = f" of world {world + 1} of {len(summary.worlds)}" if len(summary.worlds) > 1 else ""
+        of = f" of world {world + 1} of {len(summary.groups)}" if len(summary.groups) > 1 else ""
         names = [f"{summary.settings[place].label} ({count})" for place, count in front.settings.items()]
         volume = _estimate_text(front.volume, summary.metrics[0])
         seeds = f"{front.volume.count} seed{'s' if front.volume.count > 1 else ''}"

@@ -91,7 +91,7 @@ class Summary:
         settings: The best first; those of which no trial has finished come last.
         differences: Between settings that may be compared, by the first metric; indices into ``settings``.
         notes: What a reader must know.
-        fronts: With two or three metrics: the front of each world, by its place among the settings' worlds.
+        fronts: With two or three metrics: the front of each of the :attr:`groups`, by its place.
     """
 
     metrics: tuple[str, ...]
@@ -103,9 +103,9 @@ class Summary:
     fronts: Mapping[int, FrontVerdict] = field(default_factory=dict)
 
     @property
-    def worlds(self) -> list[TrialWorld]:
-        """Return the settings' worlds, in their order."""
-        return list(dict.fromkeys(setting.world for setting in self.settings))
+    def groups(self) -> list[list[int]]:
+        """Return the settings that may be compared with each other, world by world: places in ``settings``."""
+        return comparable([setting.world for setting in self.settings])
 
     @property
     def failed(self) -> list[TrialRow]:
@@ -114,11 +114,14 @@ class Summary:
 
     @property
     def headline(self) -> dict[str, float]:
-        """The best setting's means, where a trial has finished, and how many trials there are, by name."""
+        """The best setting's means, where a trial has finished, and how many trials there are, by name.
+
+        Of several worlds, which are not compared, there is no best.
+        """
         if not self.settings:
             return {}
         failed = len(self.failed)
-        best = self.settings[0].figures if failed < len(self.trials) else {}
+        best = self.settings[0].figures if failed < len(self.trials) and len(self.groups) == 1 else {}
         figures = {f"best_setting/{name}": best[name].mean for name in self.metrics if best}
         return {**figures, "trials_finished": float(len(self.trials) - failed), "trials_failed": float(failed)}
 
@@ -158,7 +161,7 @@ def summarise(
 def write_summary(folder: SweepFolder, summary: Summary) -> None:
     """``summary.json``, and ``summary.parquet`` with a row per trial."""
     labels = [setting.label for setting in summary.settings]
-    worlds = summary.worlds
+    worlds = list(dict.fromkeys(s.world for s in summary.settings))
     settings = [
         {**asdict(s), "world": worlds.index(s.world), "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()}}
         for s in summary.settings
@@ -170,7 +173,10 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
             "differences": [
                 {**_plain(asdict(d)), "first": labels[d.first], "second": labels[d.second]} for d in summary.differences
             ],
-            "fronts": [{"world": world, **_front_json(verdict, labels)} for world, verdict in summary.fronts.items()],
+            "fronts": [
+                {"among": [labels[place] for place in summary.groups[number]], **_front_json(verdict, labels)}
+                for number, verdict in summary.fronts.items()
+            ],
             "trials": [_trial_json(row) for row in summary.trials],
             "notes": list(summary.notes),
         }
@@ -232,14 +238,12 @@ def _fronts(folder: SweepFolder, groups: Sequence[Sequence[TrialRow]], config: C
     aims, limits = config.sweep.aims, config.sweep.limits
     if len(aims) not in (2, 3):
         return {}
-    placed = [(row, place) for place, group in enumerate(groups) for row in group if row.status == "finished"]
-    placed.sort(key=lambda pair: pair[0].trial.number)
     fronts = {}
-    for number, world in enumerate(dict.fromkeys(group[0].world for group in groups)):
+    for number, places in enumerate(comparable([group[0].world for group in groups])):
+        rows = [(row, place) for place in places for row in groups[place] if row.status == "finished"]
         curves = [
             read_trial_curve(folder.trial_path(row.trial), setting=place, seed=row.seed, aims=aims, constraints=limits)
-            for row, place in placed
-            if row.world == world
+            for row, place in sorted(rows, key=lambda pair: pair[0].trial.number)
         ]
         if (verdict := front_verdict(curves)) is not None:
             fronts[number] = verdict
