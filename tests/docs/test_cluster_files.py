@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,15 @@ def test_the_manifests_ray_is_the_one_that_is_pinned(pages: Any) -> None:
 
 
 def test_every_mount_of_the_manifest_has_a_volume(pages: Any) -> None:
-    head = manifest(pages)["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
-    mounts = {mount["name"] for container in head["containers"] for mount in container["volumeMounts"]}
-    assert mounts == {volume["name"] for volume in head["volumes"]}
+    cluster = manifest(pages)["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        mounts = {mount["name"]: mount for container in pod["containers"] for mount in container["volumeMounts"]}
+        assert mounts.keys() == {volume["name"] for volume in pod["volumes"]} == {"experiment", "results"}
+        # Trials of a sweep write where they run, and modules of one's own are imported there.
+        assert not mounts["results"].get("readOnly")
+        path = mounts["experiment"]["mountPath"]
+        assert all({"name": "PYTHONPATH", "value": path} in container["env"] for container in pod["containers"])
 
 
 def test_the_manifests_entrypoint_is_a_command_that_fits_its_workers(pages: Any) -> None:
@@ -105,13 +112,20 @@ def slurm(pages: Any, tmp_path: Path) -> Any:
         "RAY_CALLS": str(tmp_path / "ray-calls"),
     }
 
-    def submit(*arguments: str) -> tuple[list[str], str]:
+    def submit(*arguments: str, **more: str) -> tuple[list[str], str]:
         script = ["bash", str(pages.root / "docs/cluster/slurm.sh"), *arguments]
-        done = subprocess.run(script, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(script, env=environment | more, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return (tmp_path / "asked").read_text().splitlines(), (tmp_path / "ray-calls").read_text()
 
+    submit.environment = environment  # type: ignore[attr-defined]
+    (tmp_path / "experiment.yaml").write_text("name: e\n")
     return submit
+
+
+def fedsweep_of(asked: list[str]) -> list[str]:
+    """What runs on the first node, behind the shell that leaves its number."""
+    return asked[asked.index("--") + 5 :]
 
 
 def test_the_slurm_script_starts_ray_everywhere_and_fedsweep_on_the_first_node(slurm: Any) -> None:
@@ -119,8 +133,9 @@ def test_the_slurm_script_starts_ray_everywhere_and_fedsweep_on_the_first_node(s
     assert calls == "get-auth-token --generate\n"
     assert asked[:3] == ["--nodes=3", "--ntasks=3", "ray"]
     split = asked.index("--")
-    assert asked[3:split] == ["symmetric-run", "--address", "10.0.0.7:23456", "--min-nodes", "3", "--num-cpus=8"]
-    command = asked[split + 1 :]
+    started = ["symmetric-run", "--address", "10.0.0.7:23456", "--min-nodes", "3", "--num-cpus=8", "--num-gpus=0"]
+    assert asked[3:split] == started
+    command = fedsweep_of(asked)
     assert command[:5] == ["fedsweep", "run", "experiment.yaml", "--out", "out"]
     runtime = load_config({}, [command[k + 1] for k, word in enumerate(command) if word == "--set"]).runtime
     assert (runtime.address, runtime.client_actors) == ("auto", 24)
@@ -130,7 +145,50 @@ def test_the_slurm_script_goes_on_with_an_unfinished_run(slurm: Any, tmp_path: P
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").touch()
     asked, _ = slurm("experiment.yaml", "out")
-    assert asked[asked.index("--") + 1 :] == ["fedsweep", "run", "--resume", "out"]
+    assert fedsweep_of(asked) == ["fedsweep", "run", "--resume", "out"]
+
+
+def test_the_slurm_script_gives_each_gpu_an_actor(slurm: Any) -> None:
+    asked, _ = slurm("experiment.yaml", "out", SLURM_GPUS_ON_NODE="2")
+    assert "--num-gpus=2" in asked
+    command = fedsweep_of(asked)
+    runtime = load_config({}, [command[k + 1] for k, word in enumerate(command) if word == "--set"]).runtime
+    assert (runtime.client_actors, runtime.gpus_per_client) == (6, 1.0)
+
+
+def test_the_slurm_script_sweeps_and_goes_on_with_a_sweep(slurm: Any, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text("name: s\nsweep: {seeds: 2}\n")
+    asked, _ = slurm("sweep.yaml", "out")
+    assert fedsweep_of(asked) == ["fedsweep", "sweep", "sweep.yaml", "--out", "out", "--set", "runtime.address=auto"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sweep.json").touch()
+    asked, _ = slurm("sweep.yaml", "out")
+    assert fedsweep_of(asked) == ["fedsweep", "sweep", "--resume", "--out", "out", "--set", "runtime.address=auto"]
+
+
+def test_the_slurm_script_tells_fedsweep_alone_that_the_time_ends(pages: Any, slurm: Any, tmp_path: Path) -> None:
+    """Slurm signals the batch script; fedsweep's exit code is the job's, and Ray is not signalled."""
+    programs = tmp_path / "bin"
+    overlapping = 'if [ "$1" = --overlap ]; then shift 4; exec "$@"; fi'
+    runs = 'while [ "$1" != -- ]; do shift; done; shift; "$@"'
+    first = 'if [ "$3" = --nodelist=first ]; then echo 10.0.0.7; exit; fi'
+    (programs / "srun").write_text(f"#!/bin/bash\n{overlapping}\n{first}\n{runs}\n")
+    body = "trap 'echo told; exit 130' USR1; echo begun; for k in $(seq 300); do sleep 0.1; done"
+    (programs / "fedsweep").write_text(f"#!/bin/bash\n{body}\n")
+    (programs / "fedsweep").chmod(0o755)
+    script = ["bash", str(pages.root / "docs/cluster/slurm.sh"), "experiment.yaml", "out"]
+    with subprocess.Popen(script, env=slurm.environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and job.stdout.readline() == "begun\n"
+        job.send_signal(signal.SIGUSR1)
+        assert job.communicate(timeout=60)[0] == "told\n"
+    assert job.returncode == 130
+    assert not list(tmp_path.glob(".fedsweep-*.pid"))
+
+
+def test_the_slurm_script_gives_srun_the_cpus_of_a_task(pages: Any) -> None:
+    text = (pages.root / "docs/cluster/slurm.sh").read_text()
+    assert 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' in text
+    assert "#SBATCH --signal=B:USR1@300" in text
 
 
 def test_the_slurm_script_asks_for_its_arguments(pages: Any) -> None:
