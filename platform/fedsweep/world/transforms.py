@@ -105,12 +105,9 @@ class FlipCrop(Transform):
         columns = torch.arange(width) + shifts[1]
         columns = torch.where(flipped, width - 1 - columns, columns)
         device = images.device
-        cropped = images[
-            torch.arange(batch, device=device)[:, None, None, None],
-            torch.arange(channels, device=device)[None, :, None, None],
-            _reflected(rows, height).to(device)[:, None, :, None],
-            _reflected(columns, width).to(device)[:, None, None, :],
-        ]
+        places = _reflected(rows, height)[:, :, None] * width + _reflected(columns, width)[:, None, :]
+        flat = places.reshape(batch, 1, -1).expand(-1, channels, -1).to(device)
+        cropped = images.reshape(batch, channels, -1).gather(2, flat).reshape(images.shape)
         if self.black:
             inside = _within(rows, height)[:, None, :, None] & _within(columns, width)[:, None, None, :]
             cropped = cropped * inside.to(device)
