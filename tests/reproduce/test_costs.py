@@ -15,7 +15,9 @@ from fedsweep.errors import ConfigError
 from fedsweep.reproduce import costs as module
 from fedsweep.reproduce.calibration import Speed, calibrate
 from fedsweep.reproduce.costs import Cost, Estimator, costs_of, fitting, hours_here, parse_duration
+from fedsweep.reproduce.given import write_runs
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
+from fedsweep.results.view import load_run
 from fedsweep.world.data.datasets import DATASETS, load_dataset, stand_in
 
 
@@ -88,6 +90,18 @@ def test_a_request_keeps_the_cells_that_fit(table_path: Path, a_second_a_step: N
     assert reproduction(chosen).rows == ["FedAvg", "FedProx", "SCAFFOLD"]
     with pytest.raises(ConfigError, match="no run of tiny fits, the shortest takes about"):
         fitting(request, 1.0)
+
+
+def test_given_runs_take_no_time(
+    table_path: Path, a_second_a_step: None, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    table = of(table_path)
+    one = costs_of(table).by_cell[table.cells[0]].seconds
+    run = load_run(make_run(tmp_path / "run", columns={"test_accuracy": [0.5]}))
+    path = write_runs({table.keys[table.cells[0]]: run}, tmp_path / "given")
+    request = TableRequest(table=str(table_path), scale="full", runs_from=(str(path),))
+    assert fitting(request, 2.5 * one).chosen == tuple(("FedAvg", "even", seed) for seed in (0, 1, 2))
+    assert fitting(request, 1.0).chosen == (("FedAvg", "even", 0),)
 
 
 def test_a_table_without_runs_has_nothing_to_choose() -> None:

@@ -23,6 +23,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.guard import guarded
 from fedsweep.reproduce.calibration import Speed, calibrate
 from fedsweep.reproduce.cells import Cell
+from fedsweep.reproduce.given import taken_from_files
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
 from fedsweep.results.texts import seconds_text
 from fedsweep.submodel import FULL_MODEL
@@ -241,6 +242,8 @@ def parse_duration(text: str) -> float:
 def fitting(request: TableRequest, seconds: float) -> TableRequest:
     """Return the same table with those of its cells that fit into a time on this machine, in the table's order.
 
+    Cells whose runs are given take no time.
+
     Raises:
         ConfigError: None fits, or nothing is run for the table.
         InputError: A cell can't be planned.
@@ -248,8 +251,10 @@ def fitting(request: TableRequest, seconds: float) -> TableRequest:
     table = reproduction(request)
     if table.table.kind != "runs":
         raise ConfigError(f"--within chooses runs, and {table.table.name} has none")
-    costs = costs_of(table)
-    cells = costs.within(seconds)
+    given_runs = taken_from_files(request.runs_from, table.sources, allow_changed_code=True)
+    free = {cell for cell, key in table.keys.items() if key in given_runs}
+    costs = costs_of(replace(table, cells=tuple(cell for cell in table.cells if cell not in free)))
+    cells = [cell for cell in table.cells if cell in free | {*costs.within(seconds)}]
     if not cells:
         least = min(hours_here(cost) for cost in costs.by_cell.values())
         raise ConfigError(
