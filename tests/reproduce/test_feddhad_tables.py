@@ -12,6 +12,7 @@ from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from fedsweep.catalog import resolve
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.build import build_experiment
 from fedsweep.reproduce.cell_texts import notes
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
@@ -19,6 +20,7 @@ from fedsweep.reproduce.definition.table_file import TableFile, read_table, tabl
 from fedsweep.reproduce.measured.grid import measured, summed_up, value_of, views_of
 from fedsweep.reproduce.reproduction import TableRequest, reproduction
 from fedsweep.results.view import load_run
+from fedsweep.world.data.datasets import stand_in
 
 NAMES = [name for name in table_names() if name.startswith("feddhad/")]
 # The learning rates of the control parameters by network and data set, from the paper's table of hyper-parameters.
@@ -125,6 +127,15 @@ def test_full_cells_have_the_papers_learning_rates_and_targets(name: str) -> Non
         known = {"FedDH": FEDDH, "FedDHAD": FEDDHAD}.get(cell.row)
         if known is not None:
             assert rates(cell.config.method) == known[cell.column]
+
+
+@pytest.mark.parametrize("row", ["FjORD", "MOON+FjORD"])
+def test_ordered_dropout_runs_with_batch_norm_at_the_papers_scale(row: str) -> None:
+    (cell,) = cells_of(read_table("feddhad/table4"), "full", rows=row, columns="TinyImageNet ResNet", seeds=[0])
+    experiment = build_experiment(resolve(cell.config), stand_in("tiny_imagenet", image_size=32))
+    assert experiment.world.proxy is not None
+    proxy = experiment.world.proxy
+    assert proxy is not None and len(proxy[0]) == 10 * 200
 
 
 def test_small_cells_are_real_data() -> None:
