@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
@@ -123,6 +124,9 @@ def test_messages_are_short_and_printable() -> None:
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to"),
         RuntimeError("x: can't allocate memory: y"),
+        RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("libarrow.so.2500: failed to map segment from shared object"),
     ],
 )
 def test_want_of_memory_is_no_bug(error: Exception) -> None:

@@ -40,7 +40,7 @@ from fedsweep.commands import (
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.terminal.options import examples
 from fedsweep.commands.terminal.output import lasting_output
-from fedsweep.errors import InputError, RunError, lacks_memory
+from fedsweep.errors import InputError, RunError, first_line, lacks_memory
 from fedsweep.papers import COMMANDS
 from fedsweep.processes import collect_seldom, keep_freed_memory, look_here_last
 
@@ -175,9 +175,9 @@ def explain(error: Exception) -> tuple[str, int]:
     # typer's own errors: their class moved between its releases, their methods did not.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return _shortened(_usage(error)), 2
-    first = _shortened(str(error).strip().partition("\n")[0])
+    first = _shortened(first_line(error))
     if lacks_memory(error):
-        return f"not enough memory ({first or 'asked by Python'}); a smaller model, batch or data set takes less", 1
+        return f"{first}; a smaller model, batch or data set takes less, or fewer actors", 1
     return f"{type(error).__name__}: {first}; this is a bug: {_DEBUG} shows the traceback", 1
 
 

@@ -20,6 +20,7 @@ A message states the rule, the values seen, and the way out.
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 from collections.abc import Iterable
 
@@ -125,14 +126,26 @@ def _nearest(name: str, names: list[str]) -> list[str]:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its type's name where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's text, or its type's name where it has none; a lack of memory by that name."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"not enough memory ({line})" if lacks_memory(error) else line
+
+
+# Of torch, of the loader of shared libraries, of C++ libraries, and of Python's threads.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "failed to map segment",
+    "cannot allocate memory",
+    "bad_alloc",
+    "start new thread",
+)
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Return whether it is Python's error, torch's for a GPU, or torch's for the machine, told by its text alone."""
+    """Return whether it is Python's error, torch's for a GPU, or one of a library, told by its text alone."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, ImportError | RuntimeError) and any(text in str(error) for text in _NO_MEMORY))
     )

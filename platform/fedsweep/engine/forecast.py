@@ -326,7 +326,7 @@ def notes_before(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str
             notes.append(_NEVER)
         elif all(len(point.attend) <= 1 for point in inner):
             notes.append(_ALONE)
-    return _of_method(experiment, notes)
+    return [*_of_method(experiment, notes), *_filled_batches(experiment)]
 
 
 def notes_after(experiment: Experiment, state: RunState) -> list[str]:
@@ -339,7 +339,7 @@ def notes_after(experiment: Experiment, state: RunState) -> list[str]:
             notes.append(_NEVER)
         elif all(group is not None and len(group) <= 1 for group in groups):
             notes.append(_ALONE)
-    return _of_method(experiment, notes)
+    return [*_of_method(experiment, notes), *_filled_batches(experiment)]
 
 
 def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> list[str]:
@@ -348,6 +348,23 @@ def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> li
         for seam, component in experiment.method.server_components
         if component.has_own("notes")
         for note in component.notes(server_context(experiment, seam), states.get(seam))
+    ]
+
+
+def _filled_batches(experiment: Experiment) -> list[str]:
+    """Say where a client's samples come several times in one batch."""
+    filled = []
+    for client, samples in enumerate(map(len, experiment.world.indices)):
+        if samples:
+            _, batch, whole = experiment.local_steps(client, samples)
+            filled += [(samples, batch)] if whole and batch > samples else []
+    if not filled:
+        return []
+    fewest, batch = min(filled)
+    return [
+        f"training.batch_size: {len(filled)} of {len(experiment.world.indices)} clients have fewer samples than a batch"
+        f" (the smallest {fewest}, for batches of {batch}); with a fixed number of steps batches are whole, so they are"
+        " filled with repeats, and their FLOPs are counted"
     ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.driver.observers import Observer, RunInfo
+from fedsweep.errors import first_line
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
 from fedsweep.figures.partition import plot_partition
 from fedsweep.figures.scenario import plot_scenario
@@ -54,4 +55,4 @@ class PictureObserver(Observer):
         try:
             plot_run(self._folder, self._folder / PICTURES)
         except Exception as error:  # whatever matplotlib raises: the run itself is whole
-            _LOGGER.warning(f"{self._folder}: its pictures can't be drawn: {error or type(error).__name__}")
+            _LOGGER.warning(f"{self._folder}: its pictures can't be drawn: {first_line(error)}")

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
+from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError, first_line
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import read_table
 from fedsweep.reproduce.given import RUNS_FILE, read_runs, taken_from_files, write_runs
@@ -363,7 +363,7 @@ def _drawn(
         try:
             pictures += draw(figure, grid, views, path_stem=folder / FIGURES / figure.name)
         except FedsweepError as error:
-            problems.append(f"the figure {figure.name} can't be drawn: {error}")
+            problems.append(f"the figure {figure.name} can't be drawn: {first_line(error)}")
     return pictures, problems
 
 
