@@ -190,7 +190,9 @@ class Claim(Section):
     """A claim on figures' order, checked over seeds that they share; one of ``order`` to ``column_order``.
 
     Attributes:
-        says: The paper's words; empty for an order that its figures have and its text does not claim.
+        says: The paper's own words, as quoted.
+        sense: What its text says, in our words, where they are no quotation. An order that the printed figures have and
+            the text does not claim has neither.
         order: Names of rows, the one with the largest figure first.
         above: The name of a row whose figure is larger than that of each of the ``others``.
         below: Likewise, smaller.
@@ -203,6 +205,7 @@ class Claim(Section):
     """
 
     says: str = ""
+    sense: str = ""
     order: Annotated[list[Text], Field(min_length=2)] | None = None
     above: str = ""
     below: str = ""
@@ -218,6 +221,8 @@ class Claim(Section):
         kinds = {"order": self.order, "above": self.above, "below": self.below, "column_order": self.column_order}
         if sum(map(bool, kinds.values())) != 1:
             raise ValueError(f"a claim has one of {', '.join(kinds)}")
+        if self.says and self.sense:
+            raise ValueError("a claim has the paper's words (says) or ours (sense), not both")
         return self
 
     @property

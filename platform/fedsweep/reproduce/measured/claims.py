@@ -29,7 +29,8 @@ class Finding:
 
     Attributes:
         claim: Its text.
-        says: The paper's words; empty where the text does not claim it.
+        says: The paper's words, as quoted.
+        sense: What its text says, in our words. Both are empty where the text does not claim it.
         measure: The measure's label.
         column: The column's name, or those that are compared.
         verdict: See the module's docstring.
@@ -39,6 +40,7 @@ class Finding:
 
     claim: str
     says: str
+    sense: str
     measure: str
     column: str
     verdict: Verdict
@@ -56,17 +58,18 @@ def findings(grid: Grid) -> list[Finding]:
             if measured:
                 lacking = [names for names in pairs if names not in measured]
                 verdict, detail, seeds = _judged(claim, [*measured.values()], lacking=lacking)
-                place = {"claim": claim.text, "says": claim.says, "measure": measure.label, "column": column}
-                verdicts.append(Finding(**place, verdict=verdict, detail=detail, seeds=seeds))
+                words = {"claim": claim.text, "says": claim.says, "sense": claim.sense}
+                place = {"measure": measure.label, "column": column}
+                verdicts.append(Finding(**words, **place, verdict=verdict, detail=detail, seeds=seeds))
     return verdicts
 
 
 def claim_lines(grid: Grid) -> list[str]:
     """Return one line a claim, with its columns beside each other."""
     lines = []
-    for (claim, says, measure), group in groupby(findings(grid), key=lambda f: (f.claim, f.says, f.measure)):
+    for (claim, measure), group in groupby(findings(grid), key=lambda f: (f.claim, f.measure)):
         every = list(group)
-        head = f"Claimed ({says}): {claim}" if says else f"Order of the printed figures, not claimed: {claim}"
+        head = f"{_head(every[0])}: {claim}"
         seeds = min(finding.seeds for finding in every)
         over = f"over {seeds} shared seed{'' if seeds == 1 else 's'}"
         if seeds < FEWEST_PAIRS:
@@ -77,6 +80,12 @@ def claim_lines(grid: Grid) -> list[str]:
         )
         lines.append(f"{head} ({measure}): {places}; {over}.")
     return lines
+
+
+def _head(finding: Finding) -> str:
+    if finding.says:
+        return f'Claimed ("{finding.says}")'
+    return f"Claimed, in our words ({finding.sense})" if finding.sense else "Order of the printed figures, not claimed"
 
 
 def _places(
