@@ -146,7 +146,9 @@ def test_dry_run_prints_a_loadable_configuration_with_a_forecast_and_writes_noth
     assert all(line.startswith("#") for line in forecast.splitlines())
     # 2 rounds x 2 clients x 2 steps; models there and back: 2 x 2 x 2 x 4 bytes x 26122 values
     assert "local steps, all clients: 8" in forecast
-    assert f"{2 * 2 * 2 * 4 * 26122:,} (communication ratio 0.5" in forecast
+    registered = 4 * load_config(config).scenario.clients
+    assert f"{2 * 2 * 2 * 4 * 26122 + registered:,} (communication ratio 0.5" in forecast
+    assert f"of them before round 1: {registered:,}" in forecast
     assert "simulated time" in forecast and "memory per actor" in forecast
 
 

@@ -94,7 +94,9 @@ def test_a_row_above_all_others_is_compared_with_each_and_called_claimed_where_t
     best, lowest = findings(grid)
     assert (best.verdict, best.detail, best.claim) == ("shown", "1 of 1 pairs so", "FedAvg above all others")
     assert lowest.verdict == "shown" and lowest.claim == "FedProx below each of FedAvg"
-    assert claim_lines(grid)[0].startswith('Claimed ("FedAvg is best"): FedAvg above all others (Accuracy): even: shown')
+    assert claim_lines(grid)[0].startswith(
+        'Claimed ("FedAvg is best"): FedAvg above all others (Accuracy): even: shown'
+    )
     worse = findings(grid_of(table, {"FedAvg": around(60), "FedProx": around(70)}))
     assert [finding.verdict for finding in worse] == ["contradicted", "contradicted"]
 
