@@ -99,9 +99,7 @@ def test_a_runs_tables_are_frames(folder: Path) -> None:
     assert frame.loc[2, "test_accuracy"] == result.summary["test_accuracy"]
     assert result.clients.num_rows == 6
     assert result.traffic is not None and result.client_accuracy is not None
-    assert sum(result.traffic.column("bytes").to_pylist()) == (
-        result.summary["total_bytes"] + result.summary["registration_bytes"]
-    )
+    assert sum(result.traffic.column("bytes").to_pylist()) == (result.summary["total_bytes"])
     assert result.client_accuracy.num_rows == 12
     assert result.to_pandas("traffic")["bytes"].tolist() == result.traffic.column("bytes").to_pylist()
     with pytest.raises(InputError, match="but not 'models'"):

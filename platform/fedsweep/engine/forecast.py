@@ -353,18 +353,14 @@ def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> li
 
 def _filled_batches(experiment: Experiment) -> list[str]:
     """Say where a client's samples come several times in one batch."""
-    filled = []
-    for client, samples in enumerate(map(len, experiment.world.indices)):
-        if samples:
-            _, batch, whole = experiment.local_steps(client, samples)
-            filled += [(samples, batch)] if whole and batch > samples else []
-    if not filled:
+    sizes = [len(samples) for samples in experiment.world.indices]
+    jobs = [(size, *experiment.local_steps(client, size)[1:]) for client, size in enumerate(sizes) if size]
+    if not (filled := [(size, batch) for size, batch, whole in jobs if whole and batch > size]):
         return []
-    fewest, batch = min(filled)
     return [
-        f"training.batch_size: {len(filled)} of {len(experiment.world.indices)} clients have fewer samples than a batch"
-        f" (the smallest {fewest}, for batches of {batch}); with a fixed number of steps batches are whole, so they are"
-        " filled with repeats, and their FLOPs are counted"
+        f"training.batch_size: {len(filled)} of {len(sizes)} clients have fewer samples than a batch (the smallest"
+        f" {min(filled)[0]}, for batches of {min(filled)[1]}); with a fixed number of steps batches are whole, so they"
+        " are filled with repeats, and their FLOPs are counted"
     ]
 
 
