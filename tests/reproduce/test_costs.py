@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,17 @@ def test_a_request_keeps_the_cells_that_fit(table_path: Path, a_second_a_step: N
     assert reproduction(chosen).rows == ["FedAvg", "FedProx", "SCAFFOLD"]
     with pytest.raises(ConfigError, match="no run of tiny fits, the shortest takes about"):
         fitting(request, 1.0)
+
+
+def test_what_plans_held_in_cycles_is_given_back() -> None:
+    """Networks and worlds are such, and a list of all tables' costs makes hundreds."""
+    world: dict[str, object] = {"images": np.zeros(10)}
+    world["itself"] = world
+    gone: list[bool] = []
+    weakref.finalize(world["images"], gone.append, True)
+    del world
+    Estimator().release()
+    assert gone == [True]
 
 
 def test_given_runs_take_no_time(

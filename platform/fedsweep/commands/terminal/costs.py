@@ -72,6 +72,7 @@ def print_list(scale: str | None) -> None:
         if costs is None:
             totals[preset.name] = Cost()
             continue
+        estimator.release()
         totals[preset.name] = costs.total
         keys |= {table.keys[cell]: cost for cell, cost in costs.by_cell.items()}
         note(f"{len(totals)}: {preset.name}")
