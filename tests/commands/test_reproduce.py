@@ -113,12 +113,12 @@ def test_within_is_for_new_tables(more: list[str], table: Path, fedsweep: Comman
 def test_within_chooses_runs(table: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "calibrate", lambda experiment: Speed(step=600.0, turn=0.0, test=0.0))
     monkeypatch.setattr(costs, "cores", lambda: 2)
-    # Eight steps of ten minutes on one of two cores: forty minutes of the machine.
+    # Eight steps of ten minutes: a run alone takes eighty minutes, two beside each other on two cores no longer.
     code, out, _ = fedsweep("reproduce", table, "--within", "100m", "--dry-run")
     assert code == 0 and out.splitlines()[-1] == "tiny at scale smoke: 2 runs, 4 rounds in all"
     assert "FedAvg | K=2" in out and "FedProx" not in out
     code, _, err = fedsweep("reproduce", table, "--within", "30m", "--dry-run")
-    assert code == 2 and "the shortest takes about 40m here" in err
+    assert code == 2 and "the shortest takes about 80m here" in err
 
 
 def test_tables_are_listed_with_their_costs(table: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:

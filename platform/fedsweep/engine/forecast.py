@@ -353,6 +353,8 @@ def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> li
 
 def _filled_batches(experiment: Experiment) -> list[str]:
     """Say where a client's samples come several times in one batch."""
+    if experiment.world.is_drawn:  # nobody is asked who is not chosen
+        return []
     sizes = [len(samples) for samples in experiment.world.indices]
     jobs = [(size, *experiment.local_steps(client, size)[1:]) for client, size in enumerate(sizes) if size]
     if not (filled := [(size, batch) for size, batch, whole in jobs if whole and batch > size]):

@@ -75,11 +75,12 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
             continue
         try:
             counts_NC = counts_of(runs[index])
+            has_everybody = not RunFolder(runs[index].folder).lists_participants_alone()
         except InputError as error:
             maps.notes.append(str(error))
-            counts_NC = None
+            counts_NC, has_everybody = None, True
         charts = [split_chart(counts_NC)] if counts_NC is not None else []
-        if not RunFolder(runs[index].folder).lists_participants_alone():
+        if has_everybody:
             charts += participation_charts(runs[index], None if counts_NC is None else len(counts_NC))
         if counts_NC is not None:
             try:
