@@ -68,7 +68,7 @@ class ByAccuracy(Weighting):
     Card(
         title="ABAvg",
         source="Xiao et al., ISPDC 2021",
-        needs=("validation",),
+        needs=("validation", "classes"),
         live=("abavg_accuracy_max",),
     )
 )

@@ -276,7 +276,7 @@ def share_down(*, is_first: bool) -> int:
     Card(
         title="AugFL",
         source="Yue et al. 2025",
-        needs=("labelled proxy",),
+        needs=("labelled proxy", "classes"),
         down=(share_down,),
         live=("transfer_distance", "personal_accuracy"),
         differs=("the teacher is trained on the server's labelled samples, not pretrained elsewhere",),

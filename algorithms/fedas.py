@@ -187,7 +187,7 @@ def trace_up(*, weights: str) -> int:
     Card(
         title="FedAS",
         source="Yang, Huang, Ye, CVPR 2024",
-        needs=("features",),
+        needs=("features", "classes"),
         up=(trace_up,),
         limits=(Limit(given={"align_epochs": 0, "weights": "samples", "head": "shared"}),),
         live=("personal_accuracy",),

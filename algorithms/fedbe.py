@@ -190,7 +190,7 @@ class BayesianEnsemble(Refinement):
     Card(
         title="FedBE",
         source="Chen and Chao, ICLR 2021",
-        needs=("proxy",),
+        needs=("proxy", "classes"),
         limits=(Limit(given={"epochs": 0}),),
         live=("distillation_loss",),
         small={"epochs": 3, "average_every": 2, "batch_size": 8},

@@ -124,7 +124,7 @@ class Distilled(Refinement):
     Card(
         title="FedDF",
         source="Lin et al., NeurIPS 2020",
-        needs=("proxy",),
+        needs=("proxy", "classes"),
         limits=(Limit(given={"steps": 0}),),
         live=("distillation_loss", "distillation_steps"),
         small={"steps": 10, "check_every": 5, "batch_size": 8},

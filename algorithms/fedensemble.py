@@ -82,7 +82,7 @@ class SumOfLogits(Evaluation):
         return total  # type: ignore[return-value]
 
 
-@with_card(Card(title="FedEnsemble", source="Zhu et al., ICML 2021", limits=(Limit(),)))
+@with_card(Card(title="FedEnsemble", source="Zhu et al., ICML 2021", needs=("classes",), limits=(Limit(),)))
 def fedensemble(*, members: Members = "participants") -> FederatedMethod:
     """FedAvg, tested as the ensemble of the clients' models: the sum of their logits.
 

@@ -262,7 +262,7 @@ def generator_down(
     Card(
         title="FedGen",
         source="Zhu et al., ICML 2021",
-        needs=("features",),
+        needs=("features", "classes"),
         down=(generator_down,),
         limits=(Limit(given={"strength": 0.0, "consistency": 0.0}),),
         live=("generator_loss",),

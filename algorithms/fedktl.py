@@ -370,7 +370,7 @@ def images_down(*, round: int, classes: int, input_values: int, latent_width: in
     Card(
         title="FedKTL",
         source="Zhang et al., CVPR 2024",
-        needs=("proxy", "features"),
+        needs=("proxy", "features", "classes"),
         up=(prototypes_up,),
         down=(heads_down, images_down),
         live=("alignment_loss", "personal_accuracy"),

@@ -167,7 +167,7 @@ def bank_down(*, is_first: bool, sizes: Sequence[int], group_size: int | None, i
     Card(
         title="FedMix",
         source="Yoon et al., ICLR 2021",
-        needs=("two samples",),
+        needs=("two samples", "classes"),
         setup_up=(means_up,),
         down=(bank_down,),
         limits=(Limit(given={"strength": 0.0}),),

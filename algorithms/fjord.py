@@ -19,7 +19,6 @@ from fedsweep.components import (
     ClientWork,
     ComponentReport,
     Covered,
-    CrossEntropy,
     FlatLayout,
     LocalStep,
     Objective,
@@ -28,6 +27,7 @@ from fedsweep.components import (
     State,
     SubModel,
     SubModelPolicy,
+    TaskLoss,
     UnitGroup,
     ordered_kept,
     ordered_width,
@@ -189,6 +189,7 @@ class SelfDistillation(Objective):
 @with_card(
     replace(
         WIDTHS_CARD,
+        needs=(*WIDTHS_CARD.needs, "classes"),
         differs=(
             *WIDTHS_CARD.differs,
             "weights outside of a step's width keep their values and their momentum; in the authors' program, without"
@@ -218,7 +219,7 @@ def fjord(
     tiers = width_tiers(widths, assignment)
     return FederatedMethod(
         name="fjord",
-        objective=SelfDistillation() if distillation else CrossEntropy(),
+        objective=SelfDistillation() if distillation else TaskLoss(),
         submodels=OrderedDropout(tiers=tiers, distillation=distillation),
         refinements=(
             StaticBatchNorm(method="fjord"),

@@ -191,6 +191,7 @@ class Widths(SubModelPolicy):
         WIDTHS_CARD,
         limits=(Limit(given={"widths": [1.0], "masked_loss": False, "weighting": "size"}),),
         title="HeteroFL",
+        needs=(*WIDTHS_CARD.needs, "classes"),
         source="Diao, Ding, Tarokh, ICLR 2021",
     )
 )

@@ -23,7 +23,7 @@ class OwnModel(KeepsModel):
     name: str = _TERM
 
 
-@with_card(Card(title="Local", source="baseline", needs=("features",), live=("personal_accuracy",)))
+@with_card(Card(title="Local", source="baseline", needs=("features", "classes"), live=("personal_accuracy",)))
 def local_only() -> FederatedMethod:
     """Clients train models of their own, and nothing travels.
 

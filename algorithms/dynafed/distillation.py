@@ -224,7 +224,7 @@ class TrajectoryDistillation(Refinement):
     Card(
         title="DynaFed",
         source="Pi et al., CVPR 2023",
-        needs=("input shape", "no batch norm"),
+        needs=("input shape", "no batch norm", "classes"),
         limits=(Limit(given={"snapshots": 10**6, "weights": "size"}),),
         live=("synthesis_objective", "finetune_loss"),
         small={

@@ -349,7 +349,7 @@ def scores_up(*, units: int, round: int, refresh: Refresh, check_every: int) -> 
     Card(
         title="FedAD",
         source="Liu et al. 2025, FedDHAD",
-        needs=("units",),
+        needs=("units", "classes"),
         up=(scores_up,),
         limits=(Limit(given={"base_rate": 0.0}),),
         live=("dropout_base_rate", "dropout_device_rate"),

@@ -205,6 +205,7 @@ def model_down(*, values: int, sparsity: float, first_stage: FirstStage, is_larg
     Card(
         title="PruneFL",
         source="Jiang et al., TNNLS 2022",
+        needs=("classes",),
         up=(squares_up,),
         setup_up=(first_mask_up,),
         setup_down=(model_down,),

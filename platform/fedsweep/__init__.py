@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from fedsweep.reproduce.task import reproduce_table
     from fedsweep.streams import Stream, stream
     from fedsweep.study import Result, Results, Table, load
+    from fedsweep.tasks.base import Task
+    from fedsweep.tasks.declaration import Declaration
     from fedsweep.world.availability import Availability
     from fedsweep.world.budgets import Budget
-    from fedsweep.world.data.record import Dataset
+    from fedsweep.world.data.record import Dataset, Samples
     from fedsweep.world.devices import DeviceFleet
     from fedsweep.world.drift import Drift
     from fedsweep.world.feature_skew import FeatureSkew
@@ -55,6 +57,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Dataset",
+    "Declaration",
     "DeviceFleet",
     "Drift",
     "Evaluated",
@@ -72,12 +75,14 @@ __all__ = [
     "Result",
     "Results",
     "RunError",
+    "Samples",
     "SelfAttention",
     "StragglerPolicy",
     "Stream",
     "Table",
     "TableRequest",
     "TableStyle",
+    "Task",
     "Transform",
     "__version__",
     "card_of",
@@ -127,7 +132,9 @@ _HOME = {
         "fedsweep.study": ("Result", "Results", "Table", "load"),
         "fedsweep.world.availability": ("Availability",),
         "fedsweep.world.budgets": ("Budget",),
-        "fedsweep.world.data.record": ("Dataset",),
+        "fedsweep.tasks.base": ("Task",),
+        "fedsweep.tasks.declaration": ("Declaration",),
+        "fedsweep.world.data.record": ("Dataset", "Samples"),
         "fedsweep.world.devices": ("DeviceFleet",),
         "fedsweep.world.drift": ("Drift",),
         "fedsweep.world.feature_skew": ("FeatureSkew",),

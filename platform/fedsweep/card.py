@@ -21,6 +21,7 @@ NEEDS: Mapping[str, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
     "labelled proxy": "labelled samples on the server (`scenario.server_data.proxy`, `labelled: true`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
+    "classes": "samples of one class each (`scenario.task`: classification)",
     "evaluation": "a test after every round (`evaluation.every: 1`)",
     "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
     "features": "a network that says where its features and its head are",

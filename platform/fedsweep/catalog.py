@@ -184,6 +184,8 @@ def resolve(config: Config) -> Config:
     }
     # The adapter again: the model's own options have taken the section's place.
     changes["model"] |= _initial(config) | {"adapter": _adapter(changes.pop("model.adapter", None))}
+    if task := changes.pop("scenario.task", None):
+        changes["scenario.task"] = task | {"metrics": task_metrics(config)}
     changes["evaluation.metrics"] = [metric.spec() for metric in build_metrics(config)]
     return with_sections(config, changes)
 
@@ -204,12 +206,22 @@ def build_metrics(config: Config) -> tuple[Metric, ...]:
             )
             for entry in config.evaluation.metrics
         ]
-        columns = [*(field.name for field in fields(RoundRecord)), *(column_of(metric.name) for metric in metrics)]
+        tasks = [entry["name"] for entry in task_metrics(config)]
+        columns = [*(field.name for field in fields(RoundRecord)), *tasks, *(column_of(m.name) for m in metrics)]
         if twice := [column for place, column in enumerate(columns) if column in columns[:place]]:
             raise ConfigError(f"{key}: the column {twice[0]!r} would be there twice; give the function another name")
         config.bound[key] = tuple(metrics)
     bound: tuple[Metric, ...] = config.bound[key]
     return bound
+
+
+def task_metrics(config: Config) -> list[dict[str, Any]]:
+    """Return what a configuration's task measures, as a resolved configuration has it, the leading figure first."""
+    item = bound(config, "scenario.task")
+    measures = getattr(item.builder, "measures", {}) if item is not None else {}
+    return [
+        {"name": name, "mode": read.mode, "unit": read.unit, "chance": read.chance} for name, read in measures.items()
+    ]
 
 
 def _initial(config: Config) -> dict[str, str]:
@@ -308,6 +320,11 @@ def _section(config: Config, key: str) -> Mapping[str, Any] | None:
     place: Any = config
     for part in key.split("."):
         place = None if place is None else getattr(place, part)
+    if key == "scenario.task" and place is None:
+        from fedsweep.world.data.datasets import DATASETS
+
+        entry = DATASETS.get(config.scenario.dataset)
+        place = None if entry is None else entry.task
     if place is None or isinstance(place, dict):
         return place
     if isinstance(place, str):

@@ -12,7 +12,7 @@ from fedsweep.components.aggregation import BySamples, Refinement, Replace, Serv
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
-from fedsweep.components.local import CrossEntropy, LocalSolver, LocalTerm, Objective, OptimizerSteps, Passes
+from fedsweep.components.local import LocalSolver, LocalTerm, Objective, OptimizerSteps, Passes, TaskLoss
 from fedsweep.components.planning import OncePerRound, Pacing, Selection, SubModelPolicy, UniformSelection, WholeModel
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError, InvariantError
@@ -57,7 +57,7 @@ class FederatedMethod:
 
     name: str
     source: str = ""
-    objective: Objective = CrossEntropy()
+    objective: Objective = TaskLoss()
     terms: tuple[LocalTerm, ...] = ()
     solver: LocalSolver = OptimizerSteps()
     selection: Selection = UniformSelection()

@@ -3,23 +3,28 @@
 Models travel, are averaged and are saved as one contiguous vector: trained parameters first, then float buffers (batch
 norm's statistics), then what else moves with the model (averaged momentum). A :class:`FlatLayout` says where each
 tensor lies; the trees that components see are views into such a vector. Parameters without ``requires_grad`` are
-constants: every process has them once, and they lie in no vector.
+constants: every process has them once, and they lie in no vector. Inputs of a model are one tensor or a tree.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 ParamTree = dict[str, Tensor]
+# A data set's inputs as a model gets them: one tensor, or several by name.
+Inputs = Tensor | dict[str, Tensor]
 
 # Sums run over blocks of this many values, so that the float64 accumulator stays in the cache.
 _BLOCK = 65_536
@@ -265,3 +270,57 @@ def coverage_mean(
         sums.div_(masses.clamp_min_(torch.finfo(torch.float64).tiny))
         out[part].copy_(torch.where(held_by_some, sums, value.copy_(server[part])))
     return out
+
+
+def as_tensors(array: NDArray[Any]) -> Inputs:
+    """Return an array [n, ...] as a tensor, a structured one as a tensor for each field.
+
+    Types that torch can't compute with become int64; all others stay.
+    """
+    if array.dtype.names is None:
+        return _tensor(array)
+    return {name: _tensor(array[name].copy()) for name in array.dtype.names}
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64) if array.dtype in (np.uint16, np.uint32, np.uint64) else array)
+
+
+def each(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Return what a function makes of each tensor."""
+    return {name: function(tensor) for name, tensor in inputs.items()} if isinstance(inputs, dict) else function(inputs)
+
+
+def any_of(inputs: Inputs) -> Tensor:
+    """Return one of the tensors: all have as many samples."""
+    return next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+
+
+def targets_of(array: NDArray[Any]) -> Tensor:
+    """Return targets [n, ...] as int64 where they are integers, else as float32 (float64 stays)."""
+    if array.dtype.kind in "bui":
+        return torch.from_numpy(array.astype(np.int64))
+    return torch.from_numpy(array.astype(np.float64 if array.dtype == np.float64 else np.float32))
+
+
+def zeros(array: NDArray[Any], samples: int) -> Inputs:
+    """Return inputs of zeros for so many samples, as transformed ones are: integers as int64, floats as float32."""
+    shape = (samples, *array.shape[1:])
+
+    def place(tensor: Tensor) -> Tensor:
+        return tensor.float() if tensor.is_floating_point() else tensor if tensor.dtype == torch.bool else tensor.long()
+
+    return each(place, as_tensors(np.zeros(shape, array.dtype)))
+
+
+def placed(inputs: Inputs, *, device: str | torch.device, dtype: torch.dtype) -> Inputs:
+    """Return inputs on a device, floats in a model's type."""
+    return each(lambda v: v.to(device=device, dtype=dtype) if v.is_floating_point() else v.to(device=device), inputs)
+
+
+def sample_values(array: NDArray[Any] | Inputs) -> int:
+    """Return how many values one sample has."""
+    if isinstance(array, np.ndarray) and array.dtype.names is not None:
+        return sum(prod(array.dtype[name].shape) for name in array.dtype.names)
+    tensors = [*array.values()] if isinstance(array, dict) else [array]
+    return sum(prod(values.shape[1:]) for values in tensors)

@@ -52,7 +52,7 @@ def tiny_set() -> Dataset:
     centres = draws.normal(size=(4, 1, 4, 4))
     labels = np.arange(240) % 4
     images = (centres[labels] + draws.normal(size=(240, 1, 4, 4)) * 0.5).astype(np.float32)
-    return Dataset(
+    return Dataset.images(
         name="tiny",
         train_images=images[:192],
         train_labels=labels[:192],

@@ -18,6 +18,7 @@ from fedsweep.engine.forecast import forecast, notes_after
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import merge
+from fedsweep.models.network import ModelShape
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.user_network import adopt
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
@@ -146,7 +147,7 @@ class Normed(nn.Module):
 
 
 def normed() -> nn.Module:
-    return adopt(Normed(), name="normed", input_shape=(1, 1, 6), num_classes=4)
+    return adopt(Normed(), name="normed", shape=ModelShape(input_shape=(1, 1, 6), num_classes=4))
 
 
 def test_asking_the_other_models_leaves_batch_norm_and_dropout_alone() -> None:

@@ -17,7 +17,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.shards import batch_order
-from fedsweep.components.local import CrossEntropy, LocalStep, Objective
+from fedsweep.components.local import LocalStep, Objective, TaskLoss
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientWork
 from fedsweep.streams import stream
@@ -92,7 +92,7 @@ class Watched(Objective):
         SEEN.append(
             (round, client, position, step.position, step.inputs.numpy().tobytes(), tuple(step.targets.tolist()))
         )
-        return CrossEntropy().loss(step)
+        return TaskLoss().loss(step)
 
 
 def watched(term_source: FederatedMethod, pacing: FederatedMethod) -> list[tuple[object, ...]]:

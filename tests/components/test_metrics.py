@@ -18,11 +18,12 @@ from torch import Tensor
 import fedsweep
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.catalog import build_metrics, resolve
-from fedsweep.components.metrics import METRICS, Declaration, Metric, declarations, measured
+from fedsweep.components.metrics import METRICS, Metric, declarations, measured
 from fedsweep.config.load import load_config
 from fedsweep.errors import ComponentError, ConfigError, InvariantError
 from fedsweep.results.selection import is_less_better
 from fedsweep.results.view import RunView, metrics_of
+from fedsweep.tasks.declaration import Declaration
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 SAMPLES, CLASSES = 300, 12

@@ -13,7 +13,7 @@ from tiny import KEPT, METHODS, assert_same, stopped
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
+from fedsweep.components.local import LocalStep, LocalTerm, Objective, TaskLoss
 from fedsweep.components.planning import Pacing
 from fedsweep.experiment.experiment import StopLimits
 from fedsweep.method import FederatedMethod
@@ -133,7 +133,7 @@ class Watched(Objective):
 
     def loss(self, step: LocalStep) -> Tensor:
         TARGETS.append(tuple(step.targets.tolist()))
-        return CrossEntropy().loss(step)
+        return TaskLoss().loss(step)
 
 
 def test_drift_leaves_only_the_rounds_classes() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
-from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
+from fedsweep.components.local import LocalStep, LocalTerm, Objective, TaskLoss
 from fedsweep.components.planning import FixedInterval, Pacing
 from fedsweep.engine.engine import Engine
 from fedsweep.errors import ClientJobError, RunError, WorkerLost
@@ -111,7 +111,7 @@ class Stumbles(Objective):
     armed: ClassVar[bool] = False
 
     def loss(self, step: LocalStep) -> Tensor:
-        loss = CrossEntropy().loss(step)
+        loss = TaskLoss().loss(step)
         here = Stumbles.armed if self.client is None else step.stream.key[3] == self.client
         if here and step.position == self.position:
             if self.how == "raise":

@@ -10,7 +10,7 @@ import torch
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.aggregation import Refinement
-from fedsweep.components.local import CrossEntropy, LocalTerm, Passes
+from fedsweep.components.local import LocalTerm, Passes, TaskLoss
 from fedsweep.components.planning import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.engine.forecast import forecast
@@ -31,7 +31,7 @@ class TwoTeachers(LocalTerm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubled(CrossEntropy):
+class Doubled(TaskLoss):
     passes = 6
 
 

@@ -178,6 +178,8 @@ ELSEWHERE = {
     "name": "tests/runs/test_run_folder.py",
     "model.init_from": "tests/experiment/test_initial_model.py",
     "model.init_sha256": "tests/experiment/test_initial_model.py",
+    "scenario.task.kind": "tests/tasks/test_runs.py",
+    "scenario.task.metrics": "tests/tasks/test_runs.py",
     "model.adapter.kind": "tests/models/test_adapters.py",
     "scenario.root": "tests/world/data/test_torchvision_sets.py",
     "scenario.download": "tests/world/data/test_torchvision_sets.py",

@@ -120,7 +120,7 @@ def test_other_data_are_scaled_as_the_runs_own(fedavg: Path) -> None:
     assert math.isnan(arrays.class_accuracies[3])
     known = [label for label in range(10) if label != 3]
     assert [arrays.class_accuracies[k] for k in known] == [whole.class_accuracies[k] for k in known]
-    brighter = fedsweep.Dataset(
+    brighter = fedsweep.Dataset.images(
         name="brighter",
         train_images=images * 15,
         train_labels=labels,

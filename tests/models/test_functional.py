@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
+from fedsweep.models.network import ModelShape
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.registry import MODELS
 from fedsweep.models.user_network import adopt
@@ -40,14 +41,16 @@ def values_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("resnet18", "vgg11")])
+@pytest.mark.parametrize(
+    "name", [n for n, entry in MODELS.items() if entry.classifies and n not in ("resnet18", "vgg11")]
+)
 def test_the_head_of_each_network_is_its_classifier(name: str) -> None:
     model = build_model(name, input_shape=SHAPE, num_classes=3, stream=Stream((0, "init")))
     assert head_names(model) == {"classifier.weight", "classifier.bias"}
 
 
 def test_a_heads_batch_norm_goes_with_it_and_nothing_is_moved() -> None:
-    model = adopt(TwoLayers(), name="own", input_shape=(1, 2, 2), num_classes=2).train()
+    model = adopt(TwoLayers(), name="own", shape=ModelShape(input_shape=(1, 2, 2), num_classes=2)).train()
     before, state = values_of(model), torch.get_rng_state()
     norm = {f"module.top.0.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
     assert head_names(model) == norm | {"module.top.1.weight", "module.top.1.bias"}
@@ -57,7 +60,9 @@ def test_a_heads_batch_norm_goes_with_it_and_nothing_is_moved() -> None:
 
 
 def test_a_network_that_does_not_say_where_its_features_are_has_no_head() -> None:
-    model = adopt(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), name="own", input_shape=(1, 2, 2), num_classes=2)
+    model = adopt(
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), name="own", shape=ModelShape(input_shape=(1, 2, 2), num_classes=2)
+    )
     assert head_names(model) == frozenset()
 
 

@@ -61,7 +61,7 @@ def step(network: Network, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_networks_with_few_channels_and_without_instance_norm_turn_images_round() -> None:
-    assert {name for name in MODELS if built(name).pixels_last} == GAIN
+    assert {name for name, entry in MODELS.items() if entry.classifies and built(name).pixels_last} == GAIN
 
 
 @pytest.mark.parametrize("name", sorted(GAIN - {"fedstg_cnn"}))

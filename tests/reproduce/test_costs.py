@@ -145,7 +145,7 @@ def test_a_stand_in_is_as_large_as_the_data_set(name: str) -> None:
 
 def test_stand_ins_have_the_size_that_was_asked_for() -> None:
     assert stand_in("tiny_imagenet", image_size=32).image_shape == (3, 32, 32)
-    assert {entry.sizes.num_classes for entry in DATASETS.values()} == {10, 62, 100, 200}
+    assert {entry.sizes.num_classes for entry in DATASETS.values() if entry.task is None} == {10, 62, 100, 200}
 
 
 def test_a_table_is_counted_without_its_data(changed: Callable[[str, str], Path], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def build_transform(name: str, data: Dataset) -> Transform:
 def dataset(name: str = "own", channels: int = 3, side: int = 8) -> Dataset:
     images = np.random.default_rng(0).integers(0, 256, (6, channels, side, side), dtype=np.uint8)
     labels = np.arange(6) % 2
-    return Dataset(
+    return Dataset.images(
         name=name,
         train_images=images,
         train_labels=labels,

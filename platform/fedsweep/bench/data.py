@@ -27,7 +27,7 @@ def noise(name: str, *, samples: int | None = None) -> Dataset:
     sizes = {"train": samples or num_train, "test": _NUM_TEST}
     parts = {part: generator.integers(0, 256, size=(size, *shape), dtype=np.uint8) for part, size in sizes.items()}
     labels = {part: generator.integers(0, 10, size=size) for part, size in sizes.items()}
-    return Dataset(
+    return Dataset.images(
         name=name,
         train_images=parts["train"],
         train_labels=labels["train"],

@@ -63,6 +63,7 @@ class LocalRound:
         full: The full model's layout.
         memory: What the client remembers; None: nothing yet.
         num_classes: Classes of the data set.
+        strata: The class of each of the client's samples of this round [n].
         tests: The client's share of the test set, where it is to test a model.
 
     Attributes:
@@ -85,6 +86,7 @@ class LocalRound:
         full: FlatLayout,
         memory: State,
         num_classes: int,
+        strata: np.ndarray,
         tests: Shard | None = None,
     ) -> None:
         self._side, self._shard, self._tests, self._learning_rate = side, shard, tests, learning_rate
@@ -92,7 +94,7 @@ class LocalRound:
             client=task.client,
             round=round,
             num_samples=task.work.num_samples,
-            label_counts=torch.bincount(shard.targets.cpu(), minlength=num_classes),
+            label_counts=torch.from_numpy(np.bincount(strata, minlength=num_classes)),
             work=task.work,
             submodel=task.submodel,
             told_share=side.share(task.client) if side.needs_share else None,
@@ -269,7 +271,7 @@ class LocalRound:
         self.model.slot.gradient.zero_()
 
     @cached_property
-    def _inputs(self) -> Tensor:
+    def _inputs(self) -> Any:
         return self._shard.everything()[0]  # made ready once, where somebody looks at them
 
     def _view(self, purpose: str, *, reads_data: bool = True) -> LocalClient:

@@ -17,6 +17,8 @@ from fedsweep.components.local import LocalSolver, LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.records import ClientWork, Payload, SyncPoint
 from fedsweep.submodel import SubModel
+from fedsweep.tasks.base import Task
+from fedsweep.tasks.kinds import Classification
 from fedsweep.world.population import Drawn
 
 Handle = Any  # what a fleet gives for a client's memory: the memory itself, or a reference to it
@@ -80,6 +82,7 @@ class ClientSide:
         down_codec: What the server's messages go through.
         lanes: How a worker steps clients together; None: one after another.
         job_passes: Forward passes of each of a client's samples that terms take outside the steps of each job.
+        task: What is learned.
     """
 
     seed: int
@@ -95,6 +98,7 @@ class ClientSide:
     down_codec: Codec = AsItIs()
     lanes: LaneSettings | None = None
     job_passes: float = 0
+    task: Task = Classification()
 
     @cached_property
     def needs_share(self) -> bool:

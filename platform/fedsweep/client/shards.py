@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 from fedsweep.processes import compute_lazily_asked
 from fedsweep.records import ClientWork
 from fedsweep.streams import Stream, stream
+from fedsweep.tasks.base import Task
+from fedsweep.tasks.kinds import Classification
+from fedsweep.trees import Inputs, any_of, as_tensors, each, placed, sample_values, targets_of
 from fedsweep.world.transforms import Transform
 
 # Shards of up to this many bytes are transformed once; larger ones batch by batch.
@@ -74,8 +78,8 @@ class Shard:
     """The samples of one client in one round.
 
     Args:
-        images: The whole training set [S, C, H, W]; may be read-only shared memory, or lie on the device.
-        labels: Its labels [S].
+        images: The inputs of the whole training set [S, ...]; may be read-only shared memory, or tensors on the device.
+        labels: Its targets [S, ...].
         indices: The client's samples.
         transform: What is done to a batch before the model sees it.
         device: Where batches go.
@@ -86,7 +90,7 @@ class Shard:
 
     def __init__(
         self,
-        images: np.ndarray | Tensor,
+        images: np.ndarray | Inputs,
         labels: np.ndarray,
         indices: np.ndarray,
         *,
@@ -99,39 +103,40 @@ class Shard:
         self._transform = transform
         self._device = device
         self._dtype = dtype
-        self.targets = torch.from_numpy(labels[indices].astype(np.int64)).to(device)
-        self._ready: Tensor | None = None
-        is_small = len(indices) * math.prod(images.shape[1:]) * 4 <= _CACHE_BYTES
+        self.targets = targets_of(labels[indices]).to(device)
+        self._ready: Inputs | None = None
+        is_small = len(indices) * sample_values(images) * 4 <= _CACHE_BYTES
         if is_small and not transform.random and num_visits >= len(indices):
             self._ready = self._convert(self._raw(indices), None, train=True)
 
     def __len__(self) -> int:
         return int(self.targets.shape[0])
 
-    def batch(self, positions: np.ndarray, augment: Callable[[], Stream]) -> tuple[Tensor, Tensor]:
-        """Return inputs [B, C, H, W] and targets [B] of a training batch."""
+    def batch(self, positions: np.ndarray, augment: Callable[[], Stream]) -> tuple[Any, Tensor]:
+        """Return inputs [B, ...] and targets [B, ...] of a training batch."""
         index = torch.from_numpy(positions)
         if self._device != "cpu":
             index = index.to(self._device)
         if self._ready is not None:
-            return self._ready.index_select(0, index), self.targets.index_select(0, index)
+            return each(lambda values: values.index_select(0, index), self._ready), self.targets.index_select(0, index)
         generator = augment().torch() if self._transform.random else None
         inputs = self._convert(self._raw(self._indices[positions]), generator, train=True)
         return inputs, self.targets.index_select(0, index)
 
-    def everything(self) -> tuple[Tensor, Tensor]:
-        """Return all inputs [n, C, H, W], without augmentation, and all targets [n]."""
+    def everything(self) -> tuple[Any, Tensor]:
+        """Return all inputs [n, ...], without augmentation, and all targets [n, ...]."""
         return self._convert(self._raw(self._indices), None, train=False), self.targets
 
-    def _raw(self, indices: np.ndarray) -> Tensor:
+    def _raw(self, indices: np.ndarray) -> Inputs:
         """Return samples of the training set as they are there."""
-        if isinstance(self._images, Tensor):
-            return self._images.index_select(0, torch.from_numpy(indices).to(self._images.device))
-        return torch.from_numpy(self._images[indices])
+        if not isinstance(self._images, np.ndarray):
+            index = torch.from_numpy(indices).to(any_of(self._images).device)
+            return each(lambda values: values.index_select(0, index), self._images)
+        return as_tensors(self._images[indices])
 
-    def _convert(self, raw: Tensor, generator: torch.Generator | None, *, train: bool) -> Tensor:
+    def _convert(self, raw: Inputs, generator: torch.Generator | None, *, train: bool) -> Inputs:
         inputs = self._transform(raw, generator=generator, train=train)
-        return inputs.to(device=self._device, dtype=self._dtype)
+        return placed(inputs, device=self._device, dtype=self._dtype)
 
 
 class Batches:
@@ -158,8 +163,8 @@ class Batches:
         """Return the key of the network's own draws (dropout) in a step."""
         return stream(self._seed, "dropout", *self._key, position).seed(56)
 
-    def at(self, position: int) -> tuple[Tensor, Tensor]:
-        """Return inputs [B, C, H, W] and targets [B] of a step."""
+    def at(self, position: int) -> tuple[Any, Tensor]:
+        """Return inputs [B, ...] and targets [B, ...] of a step."""
         return self._shard.batch(self._order[position], lambda: stream(self._seed, "augment", *self._key, position))
 
 
@@ -183,13 +188,27 @@ class TrainingData:
     """The training set as a worker has it.
 
     Attributes:
-        images: [S, C, H, W]; may be read-only shared memory.
-        labels: [S].
+        images: Inputs [S, ...]; may be read-only shared memory.
+        labels: Targets [S, ...].
         transform: What is done to a batch.
-        num_classes: Classes of the data set.
+        num_classes: Strata: classes of the data set, where targets are classes; 1 where there are none.
+        strata: Each sample's stratum [S]; None: its label.
+        task: What is learned; None: classification.
     """
 
     images: np.ndarray
     labels: np.ndarray
     transform: Transform
     num_classes: int
+    strata: np.ndarray | None = None
+    task: Task | None = None
+
+    @property
+    def learned(self) -> Task:
+        """The task."""
+        return self.task or Classification(num_classes=self.num_classes)
+
+    @property
+    def stratum_of(self) -> np.ndarray:
+        """Each sample's stratum [S]."""
+        return self.labels if self.strata is None else self.strata

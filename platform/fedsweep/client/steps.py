@@ -87,6 +87,7 @@ class Steps:
             position=position,
             learning_rate=self._learning_rate,
             client=facts,
+            task=self._side.task,
             _eval_copy=model.slot.eval_copy,
         )
 

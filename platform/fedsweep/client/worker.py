@@ -30,7 +30,7 @@ from fedsweep.processes import start_device
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import FlatLayout, weighted_mean
+from fedsweep.trees import FlatLayout, Inputs, as_tensors, each, weighted_mean
 
 
 class Exchange(ABC):
@@ -111,7 +111,10 @@ class Worker:
             # TF32 rounds factors to ten bits: results would be far from a CPU's.
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         # On a GPU the data set lies there once; a client's samples are gathered there.
-        self._images = data.images if side.device == "cpu" else torch.tensor(data.images, device=side.device)
+        self._images: np.ndarray | Inputs = data.images
+        if side.device != "cpu":
+            # Copied before: from shared memory arrays come read-only.
+            self._images = each(lambda values: values.to(side.device), as_tensors(np.array(data.images)))
         self._template = model
         self._full_slot = BoundModule(model, layout, side.device)
         self._rounds: dict[int, LocalRound] = {}
@@ -268,34 +271,35 @@ class Worker:
     def _local_round(
         self, task: ClientTask, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
     ) -> LocalRound:
-        work, indices, labels = task.work, self._side.indices[task.client], self._data.labels
+        work, labels = task.work, self._data.labels
+        indices = _of_classes(self._side.indices[task.client], work.classes, self._data.stratum_of)
         return LocalRound(
             self._side,
             task,
             round=round,
             learning_rate=learning_rate,
             slot=self._full_slot if task.submodel is FULL_MODEL else self._slot(task.submodel),
-            shard=self._shard(self._images, labels, indices, work.classes, num_visits=work.steps * work.batch_size),
+            shard=self._shard(self._images, labels, indices, num_visits=work.steps * work.batch_size),
             full=self._layout,
             memory=memory,
             num_classes=self._data.num_classes,
+            strata=self._data.stratum_of[indices],
             tests=tests,
         )
 
     def _shard(
         self,
-        images: np.ndarray | Tensor,
+        images: np.ndarray | Inputs,
         labels: np.ndarray,
         indices: np.ndarray,
-        classes: tuple[int, ...] | None,
         *,
         num_visits: int = 0,
     ) -> Shard:
-        """Return a client's samples of a round; under drift, of its classes."""
+        """Return a client's samples of a round."""
         return Shard(
             images,
             labels,
-            indices if classes is None else indices[np.isin(labels[indices], classes)],
+            indices,
             transform=self._data.transform,
             device=self._side.device,
             dtype=self._layout.dtype,
@@ -351,8 +355,8 @@ class Worker:
             task = ClientTask(client=client, work=work, submodel=FULL_MODEL)
             tests = None
             if self._tests is not None:
-                own = self._tests.indices[client]
-                tests = self._shard(self._tests.images, self._tests.labels, own, classes)
+                own = _of_classes(self._tests.indices[client], classes, self._tests.labels)
+                tests = self._shard(self._tests.images, self._tests.labels, own)
             memory = memories.get(client)
             local = self._local_round(task, round=question.round, learning_rate=0.0, memory=memory, tests=tests)
             probes = [probe for probe in question.probes if probe.asks(client)]
@@ -363,6 +367,11 @@ class Worker:
             except Exception as error:
                 raise client_error(error, client=client, round=question.round, step=0) from error
         return answers
+
+
+def _of_classes(indices: np.ndarray, classes: tuple[int, ...] | None, strata: np.ndarray) -> np.ndarray:
+    """Return the samples that are of certain classes; None: all."""
+    return indices if classes is None else indices[np.isin(strata[indices], classes)]
 
 
 def client_error(error: Exception, *, client: int, round: int, step: int) -> ClientJobError:

@@ -58,7 +58,7 @@ def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, p
 
 def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, World, str]:
     from fedsweep.config.load import load_config
-    from fedsweep.experiment.build import build_world
+    from fedsweep.experiment.build_world import build_world
     from fedsweep.world.data.datasets import load_dataset
 
     loaded = load_config(config, overrides)

@@ -20,7 +20,6 @@ from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.local import (
     NOBODY,
     ClientFacts,
-    CrossEntropy,
     FrozenModel,
     LocalSolver,
     LocalStep,
@@ -30,6 +29,7 @@ from fedsweep.components.local import (
     Objective,
     OptimizerSteps,
     Passes,
+    TaskLoss,
 )
 from fedsweep.components.planning import (
     FixedInterval,
@@ -105,7 +105,6 @@ __all__ = [
     "Count",
     "CountOrZero",
     "Covered",
-    "CrossEntropy",
     "DeviceProfile",
     "ElementMask",
     "Evaluation",
@@ -151,6 +150,7 @@ __all__ = [
     "SyncContext",
     "SyncPoint",
     "SyncRule",
+    "TaskLoss",
     "Uniform",
     "UniformSelection",
     "UnitGroup",

@@ -16,8 +16,8 @@ from fedsweep.records import ClientUpdate, State
 
 
 def _logits(answer: Any, call: Call) -> None:
-    if not isinstance(answer, Tensor) or answer.ndim != 2 or len(answer) != len(call.like):
-        raise call.wrong(f"logits [{len(call.like)}, classes]", answer)
+    if not isinstance(answer, Tensor) or answer.ndim < 2 or len(answer) != len(call.like):
+        raise call.wrong(f"logits [{len(call.like)}, classes], or other outputs of as many samples", answer)
 
 
 class Evaluation(ServerComponent):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.guard import optional, pair, params_tree, returns, scalar, term_finish, term_memory
@@ -23,6 +22,8 @@ from fedsweep.parameters.ranges import Checked
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.tasks.base import Task
+from fedsweep.tasks.kinds import Classification
 from fedsweep.trees import ParamTree, copied, trained_params
 
 Memory = dict[str, object]
@@ -113,8 +114,8 @@ class LocalStep:
     """One gradient step as objective and terms see it. ``features`` and ``logits`` are computed once, when asked.
 
     Attributes:
-        inputs: The batch [B, ...], transformed.
-        targets: Its labels [B].
+        inputs: The batch [B, ...], transformed; several tensors by name where the data set has several.
+        targets: Its labels [B], or targets [B, ...].
         model: The module with the client's live params; forward passes carry gradients. Where the step trains a part
             of what the client has, it is that part's, and so are params, anchor, memory and what the server sent like
             the params, until the step is done.
@@ -127,6 +128,7 @@ class LocalStep:
         learning_rate: The round's rate.
         whole: The module of all that the client has, where the step trains a part of it.
         client: What the client knows of itself.
+        task: What is learned.
     """
 
     inputs: Tensor
@@ -141,6 +143,7 @@ class LocalStep:
     learning_rate: float
     whole: nn.Module | None = None
     client: ClientFacts = NOBODY
+    task: Task = Classification()
     _eval_copy: Callable[[], nn.Module] | None = None
     # Cuts a memory to the part that the step trains; None: it trains all.
     _cut: Callable[[Memory], Memory] | None = None
@@ -158,7 +161,7 @@ class LocalStep:
 
     @property
     def logits(self) -> Tensor:
-        """The model's logits for the batch [B, C]."""
+        """The model's outputs for the batch: logits [B, C], or what the task says [B, ...]."""
         if self._logits is None:
             # By way of the features where the network has them: a term that asks for them shares this forward pass.
             head = getattr(self.model, "head", None)
@@ -232,7 +235,7 @@ class Objective(Checked, ABC):
 
     Class attributes:
         needs_share: ``step.client.share`` is read.
-        skips_padding: Samples with the target -100 do not count, not even in the mean.
+        skips_padding: Samples with the target -100 do not count, not even in the mean, where the task passes them over.
         in_lanes: See :class:`LocalTerm`.
     """
 
@@ -252,13 +255,13 @@ class Objective(Checked, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(Objective):
-    """Mean cross-entropy of the batch."""
+class TaskLoss(Objective):
+    """The task's loss of the batch: mean cross-entropy where samples are classified."""
 
     skips_padding: ClassVar[bool] = True
 
     def loss(self, step: LocalStep) -> Tensor:
-        return F.cross_entropy(step.logits, step.targets)
+        return step.task.loss(step.logits, step.targets)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fedsweep.errors import ComponentError, ConfigError, FedsweepError, InvariantError
+from fedsweep.errors import ComponentError, FedsweepError, InvariantError
 from fedsweep.guard import place_of, wrong
+from fedsweep.tasks.declaration import SHARE, Declaration
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,34 +23,9 @@ if TYPE_CHECKING:
 # (logits [S, C], targets [S]) -> a number, or the numbers that a declaration names.
 Function = Callable[..., Any]
 _Declared = TypeVar("_Declared", bound=Function)
-SHARE = "share"
 _MARK = "__metric__"
 # As many as are read back of a folder.
 _MOST = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class Declaration:
-    """The reading of a metric: which way is better, in what unit, against what chance.
-
-    Attributes:
-        mode: ``max`` where more is better, ``min`` where less is.
-        unit: ``share`` for what lies in 0..1 and is shown in percent; any other word stands beside the figure.
-        chance: What guessing comes to; None where that is not known.
-        parts: Names of the figures that the function returns as a mapping; empty where it returns one number.
-    """
-
-    mode: Literal["max", "min"] = "max"
-    unit: str = ""
-    chance: float | None = None
-    parts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuses what can't be read later."""
-        if self.mode not in ("max", "min"):
-            raise ConfigError(f"a metric's mode must be max or min, but is {self.mode!r}")
-        if not all(isinstance(part, str) and part.isidentifier() for part in self.parts):
-            raise ConfigError(f"a metric's parts must be names like recall_0, but are {self.parts!r}")
 
 
 def metric(
@@ -86,14 +62,12 @@ def column_of(name: str) -> str:
 
 
 def declarations(config: Mapping[str, Any]) -> dict[str, Declaration]:
-    """Return the declarations of metrics, by column, as the configuration in a run's folder says.
+    """Return the declarations of metrics, by column, as the configuration in a run's folder says: the task's first.
 
     Nothing is imported for that, and what makes no sense is left out: the folder may be somebody else's.
     """
-    evaluation = config.get("evaluation")
-    entries = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
     declared: dict[str, Declaration] = {}
-    for entry in entries[:_MOST] if isinstance(entries, list) else ():
+    for entry in (*_entries(config, "scenario", "task"), *_entries(config, "evaluation")):
         if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
             mode, unit, chance = (entry.get(key) for key in ("mode", "unit", "chance"))
             declared[column_of(entry["name"])] = Declaration(
@@ -102,6 +76,13 @@ def declarations(config: Mapping[str, Any]) -> dict[str, Declaration]:
                 chance=chance if isinstance(chance, float) and math.isfinite(chance) else None,
             )
     return declared
+
+
+def _entries(config: Any, *keys: str) -> Sequence[Any]:
+    """Return what stands under ``metrics`` in a section of a configuration that may be anybody's."""
+    for key in (*keys, "metrics"):
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config[:_MOST] if isinstance(config, list) else ()
 
 
 @dataclass(frozen=True, kw_only=True)

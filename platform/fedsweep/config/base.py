@@ -90,3 +90,18 @@ def _check_gpu_share(share: float) -> float:
 
 
 GpuShare = Annotated[float, Field(ge=0), AfterValidator(_check_gpu_share)]
+
+
+class MetricEntry(Section):
+    """A metric of the test, and how its figures are to be read where its function does not say so."""
+
+    name: Text = Field(
+        description="macro_f1, balanced_accuracy, top5_accuracy, brier_score, or package.module:callable."
+    )
+    mode: Literal["max", "min"] | None = Field(
+        default=None, description="Whether more is better; null: as the function declares, by default max."
+    )
+    unit: str | None = Field(
+        default=None, description="share: 0..1, shown in percent; any other word; null: as the function declares."
+    )
+    chance: float | None = Field(default=None, description="What guessing comes to; null: as the function declares.")

@@ -5,11 +5,11 @@ What a partition, a fleet or a drift takes is declared where it is built (:mod:`
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from fedsweep.config.base import Component, Count, KindComponent, Section, Text
+from fedsweep.config.base import Component, Count, KindComponent, MetricEntry, Section, Text
 
 
 class ProxyData(Section):
@@ -55,6 +55,14 @@ class Devices(Component):
     )
 
 
+class TaskComponent(KindComponent):
+    """The task; what it takes is declared in :mod:`fedsweep.tasks`."""
+
+    metrics: list[MetricEntry] | None = Field(
+        default=None, description="What it measures, the leading figure first; written by the program."
+    )
+
+
 class Scenario(Section):
     """The world that every method faces alike."""
 
@@ -73,6 +81,11 @@ class Scenario(Section):
     )
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None, description="Resize to N x N; null: as the data set is."
+    )
+    task: TaskComponent | None = Field(
+        default=None,
+        description="What is learned: {kind: classification, multi_label, regression, next_token, segmentation}, or"
+        " package.module:callable; null: the data set's own, by default classification.",
     )
     clients: Count = Field(default=20, description="Number of clients in the federation.")
     partition: KindComponent = Field(
@@ -101,3 +114,9 @@ class Scenario(Section):
         description="The simulated fleet: {profile, seed, ...} with profile phone-slow, phone-lte, phone-wifi,"
         " edge-accel, flash-tiers or homogeneous, or {file: ...}; null: no virtual times.",
     )
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Where samples are classified, a configuration is what it was before there was anything else.
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key != "task" or value is not None}

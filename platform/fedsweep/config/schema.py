@@ -172,6 +172,7 @@ class Config(Section):
             del tree[key]
         for key in ("root", "download"):
             del tree["scenario"][key]
+        tree["scenario"].get("task", {}).pop("metrics", None)
         tree["model"].pop("init_from", None)
         tree["model"].get("adapter", {}).pop("base", None)
         del tree["evaluation"]["targets"]

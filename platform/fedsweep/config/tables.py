@@ -95,6 +95,12 @@ def _codecs() -> Table:
 
 
 TABLES: Mapping[str, Table] = {
+    "scenario.task": Table(
+        word="task",
+        builders="fedsweep.tasks.kinds:TASKS",
+        gives="fedsweep.tasks.base:Task",
+        provided=("num_classes", "target_shape"),
+    ),
     "scenario.partition": Table(
         word="partition",
         builders="fedsweep.world.partitions.registry:PARTITIONS",

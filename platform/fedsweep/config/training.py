@@ -18,6 +18,7 @@ from fedsweep.config.base import (
     Count,
     CountOrRange,
     KindComponent,
+    MetricEntry,
     NonNegative,
     Positive,
     Section,
@@ -158,21 +159,6 @@ NO_NUMBER = (None, "auto")
 
 
 Accuracy = Annotated[float, Field(gt=0, le=1)]
-
-
-class MetricEntry(Section):
-    """A metric of the test, and how its figures are to be read where its function does not say so."""
-
-    name: Text = Field(
-        description="macro_f1, balanced_accuracy, top5_accuracy, brier_score, or package.module:callable."
-    )
-    mode: Literal["max", "min"] | None = Field(
-        default=None, description="Whether more is better; null: as the function declares, by default max."
-    )
-    unit: str | None = Field(
-        default=None, description="share: 0..1, shown in percent; any other word; null: as the function declares."
-    )
-    chance: float | None = Field(default=None, description="What guessing comes to; null: as the function declares.")
 
 
 def _as_metric(entry: Any) -> Any:

@@ -30,6 +30,8 @@ def caveats(experiment: Experiment, records: Sequence[RoundRecord]) -> list[str]
             " and the model is the one that the run began with"
         )
     tested = [r.test_accuracy for r in records if r.test_accuracy is not None and not math.isnan(r.test_accuracy)]
+    if not experiment.world.data.learned.has_classes:
+        return sentences
     guess = float(np.bincount(experiment.world.test_labels).max() / len(experiment.world.test_labels))
     # Where clients have models of their own, the server's need not have learned anything.
     if tested and tested[-1] <= guess and experiment.method.evaluation.client_test() is None:

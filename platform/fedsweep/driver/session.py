@@ -326,7 +326,7 @@ class RunSession:
         return {
             "num_params": engine.layout.num_params,
             "input_shape": [int(size) for size in experiment.world.data.images.shape[1:]],
-            "num_classes": experiment.world.data.num_classes,
+            **_of_other_data(experiment),
             "method": experiment.method.name,
             "seed": experiment.seed,
             "config_hash": experiment.config_hash,
@@ -385,3 +385,16 @@ class RunSession:
 
     def _taken_messages(self) -> tuple[str, ...]:
         return self._messages.take().sentences
+
+
+def _of_other_data(experiment: Experiment) -> dict[str, Any]:
+    """Return what a model is made for beside its inputs' shape: as ever where pictures are classified."""
+    data = experiment.world.data
+    if data.learned.has_classes and data.images.ndim == 4:
+        return {"num_classes": data.num_classes}
+    inputs = data.images.dtype
+    return {
+        "input_types": inputs.str if inputs.names is None else inputs.descr,
+        "num_classes": data.learned.num_classes,
+        "target_shape": [int(size) for size in data.labels.shape[1:]],
+    }

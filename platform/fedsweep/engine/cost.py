@@ -46,7 +46,7 @@ class CostModel:
         self._experiment = experiment
         self.model = experiment.template
         shape = experiment.world.data.images.shape[1:]
-        self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+        self._shape = tuple(int(size) for size in shape)
         self.layout = experiment.layout
         self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         batch = experiment.training.batch_size

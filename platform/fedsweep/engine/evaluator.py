@@ -1,15 +1,13 @@
-"""Testing a model: accuracy and mean loss, the same on every machine of a kind."""
+"""Testing a model: the task's figures and mean loss, the same on every machine of a kind."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.components.evaluation import Evaluation
@@ -17,6 +15,8 @@ from fedsweep.components.metrics import Metric, measured
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
 from fedsweep.records import ClientUpdate, State
+from fedsweep.tasks.base import Task
+from fedsweep.trees import Inputs, as_tensors, placed, sample_values, targets_of
 
 # Test sets of up to this many bytes are transformed once.
 _CACHE_BYTES = 512 * 2**20
@@ -27,47 +27,45 @@ class Tested:
     """The outcome of a test.
 
     Attributes:
-        labels: The true classes [T].
-        predicted: What the model said [T].
-        loss: Mean cross-entropy.
-        figures: Those of the evaluator's metrics, by column.
+        task: What is learned.
+        tally: The task's sums over all samples.
+        figures: Those of the task, but for accuracy, and of the evaluator's metrics, by column.
     """
 
-    labels: np.ndarray
-    predicted: np.ndarray
-    loss: float
+    task: Task
+    tally: Mapping[str, Tensor]
     figures: Mapping[str, float] = field(default_factory=dict)
 
-    @cached_property
-    def counts_C(self) -> np.ndarray:
-        """Samples of each class [C], C up to the highest class of the set."""
-        return np.bincount(self.labels)
-
-    @cached_property
-    def hits_C(self) -> np.ndarray:
-        """Of these, those that were told right."""
-        return np.bincount(self.labels[self.predicted == self.labels], minlength=len(self.counts_C))
+    @property
+    def loss(self) -> float:
+        """The mean loss; over samples, or what else the task counts."""
+        return float(self.tally["loss"]) / int(self.tally["count"])
 
     @property
-    def accuracy(self) -> float:
-        """In 0..1, over all samples; NaN where the model computes NaN, of which argmax makes a class all the same."""
-        if math.isnan(self.loss):
-            return math.nan
-        return int(self.hits_C.sum()) / int(self.counts_C.sum())
+    def accuracy(self) -> float | None:
+        """In 0..1, over all samples; NaN where the model computes NaN, of which argmax makes a class all the same.
+
+        None where samples are not classified.
+        """
+        if not self.task.has_classes:
+            return None
+        return math.nan if math.isnan(self.loss) else self.task.scores(self.tally)["accuracy"]
 
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
         """Return the accuracy of each class [C], 0..1; NaN where the set has none of it."""
         accuracies_C = np.full(num_classes, np.nan)
         if math.isnan(self.loss):
             return tuple(accuracies_C.tolist())
-        labels = np.flatnonzero(self.counts_C)
-        accuracies_C[labels] = self.hits_C[labels] / self.counts_C[labels]
+        cells_CC = self.confusion(num_classes)
+        counts_C = cells_CC.sum(axis=1)
+        labels = np.flatnonzero(counts_C)
+        accuracies_C[labels] = np.diag(cells_CC)[labels] / counts_C[labels]
         return tuple(accuracies_C.tolist())
 
     def confusion(self, num_classes: int) -> np.ndarray:
         """Count samples by class [C, C]: rows are true, columns predicted."""
-        cells = np.bincount(self.labels * num_classes + self.predicted, minlength=num_classes**2)
-        return cells.reshape(num_classes, num_classes)
+        cells_CC: np.ndarray = self.tally["confusion"].numpy()[:num_classes, :num_classes]
+        return cells_CC
 
 
 class Evaluator:
@@ -75,8 +73,8 @@ class Evaluator:
 
     Args:
         experiment: Says what is done to a batch, how large it is, and where the passes run: on the server's device.
-        images: [T, C, H, W].
-        labels: [T].
+        images: Inputs [T, ...].
+        labels: Targets [T, ...].
         metrics: What is measured beside accuracy and loss.
     """
 
@@ -87,14 +85,16 @@ class Evaluator:
         self._transform, self._batch_size = experiment.world.data.transform, experiment.evaluation_batch
         self._device, self._dtype = experiment.server_device, experiment.layout.dtype
         self._images = images
-        self._labels = torch.from_numpy(np.array(labels, dtype=np.int64))
-        self._ready: list[Tensor] | None = None
-        if images[0].size * len(images) * 4 <= _CACHE_BYTES:
+        self._task = experiment.world.data.learned
+        self._labels = targets_of(labels)
+        self._ready: list[Inputs] | None = None
+        if sample_values(images) * len(images) * 4 <= _CACHE_BYTES:
             self._ready = [self._inputs(start) for start in range(0, len(images), self._batch_size)]
 
-    def _inputs(self, start: int) -> Tensor:
-        raw = torch.from_numpy(np.array(self._images[start : start + self._batch_size]))
-        return self._transform(raw, generator=None, train=False).to(device=self._device, dtype=self._dtype)
+    def _inputs(self, start: int) -> Inputs:
+        raw = as_tensors(np.array(self._images[start : start + self._batch_size]))
+        inputs = self._transform(raw, generator=None, train=False)
+        return placed(inputs, device=self._device, dtype=self._dtype)
 
     def test(
         self,
@@ -112,19 +112,22 @@ class Evaluator:
             InvariantError: The evaluation's answer, or a metric's, is not what it must be.
         """
         model.eval()
-        predicted, outputs, loss = [], [], 0.0
-        with torch.no_grad():
+        outputs: list[Tensor] = []
+        tally: dict[str, Tensor] = {}
+        with torch.inference_mode():
             for number, start in enumerate(range(0, len(self._labels), self._batch_size)):
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
-                logits = ask(evaluation, "predict", state, model, updates, inputs, like=targets, when=when)
-                predicted.append(logits.argmax(1).cpu())
+                answer = ask(evaluation, "predict", state, model, updates, inputs, like=targets, when=when)
                 if self._metrics:
-                    outputs.append(logits.cpu())
-                # Sample by sample: a mean of the batches' means would overrate a last, smaller batch.
-                loss += float(F.cross_entropy(logits, targets, reduction="none").to(torch.float64).sum())
-        loss /= len(self._labels)
-        figures = {}
+                    outputs.append(answer.cpu())
+                for name, value in self._task.tally(answer, targets).items():
+                    tally[name] = tally[name] + value if name in tally else value
+        tested = Tested(task=self._task, tally=tally)
+        diverged = math.isnan(tested.loss)
+        figures: dict[str, float] = {}
+        if not self._task.has_classes:
+            figures = dict.fromkeys(self._task.measures, math.nan) if diverged else dict(self._task.scores(tally))
         if self._metrics:
-            figures = measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=math.isnan(loss))
-        return Tested(labels=self._labels.numpy(), predicted=torch.cat(predicted).numpy(), loss=loss, figures=figures)
+            figures |= measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=diverged)
+        return replace(tested, figures=figures)

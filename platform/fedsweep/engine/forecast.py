@@ -28,6 +28,7 @@ from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientProfile, State
 from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.trees import sample_values
 
 Formula = Literal["up", "down", "setup_up", "setup_down"]
 
@@ -217,7 +218,7 @@ def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> f
     slots = 2 if experiment.training.optimizer.name == "adam" else bool(experiment.training.optimizer.momentum)
     anchors = 1 if experiment.method.terms else 0
     models = num_values * (clients * (1 + int(slots) + anchors) + 4)
-    sample = int(experiment.world.data.images[0].size)
+    sample = sample_values(experiment.world.data.images)
     samples = sum(sorted((p.num_samples for p in _sized(experiment)), reverse=True)[:clients]) * sample
     return 4 * (models + samples) / 2**20
 
@@ -241,13 +242,13 @@ class Beside:
 
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._cards, self._costs, self._world = experiment.cards, costs, experiment.world
-        template, shape = experiment.template, experiment.world.data.images.shape[1:]
+        template = experiment.template
         groups: Callable[[], Any] = getattr(template, "unit_groups", tuple)
         features = getattr(template, "has_features", False)
         profiles = _sized(experiment)
         self._largest = max(profiles, key=lambda p: (p.num_samples, -p.client)).client
         self._symbols: Mapping[str, Any] = {
-            "input_values": math.prod(shape),
+            "input_values": sample_values(experiment.world.data.images),
             "classes": experiment.world.data.num_classes,
             "units": sum(group.size for group in groups()),
             "full_params": experiment.layout.num_params,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,25 +12,21 @@ from torch import Tensor, nn
 from fedsweep.catalog import Bound, bound, build_method, build_metrics, method_cards
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.client.shards import TrainingData
 from fedsweep.components.codec import Communication
 from fedsweep.config.base import IntegerRange
-from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
-from fedsweep.errors import ConfigError, DataError, ResourceError
-from fedsweep.experiment.clients import check_drawn, client_profiles
-from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSettings, World
+from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.experiment.build_world import build_world, built
+from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSettings
 from fedsweep.models.adapters import Adapter
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
+from fedsweep.models.network import ModelShape
 from fedsweep.models.registry import adapt, make_network
 from fedsweep.processes import start_device
 from fedsweep.streams import stream
-from fedsweep.trees import constants_sha256, layout_of, load_vector, moving_buffers, trained_params
+from fedsweep.tasks.base import Task
+from fedsweep.trees import constants_sha256, layout_of, load_vector, moving_buffers, trained_params, zeros
 from fedsweep.world.data.datasets import Dataset, load_dataset
-from fedsweep.world.drift import Drift
-from fedsweep.world.partitions.base import check_parts
-from fedsweep.world.population import Built, Drawn
-from fedsweep.world.stragglers import WaitForAll
 
 # Lanes where the configuration leaves it open: more idle where a cohort does not divide by them.
 _LANES_ON_CPU = 8
@@ -44,8 +38,7 @@ class ModelBuilder:
 
     Attributes:
         network: What is bound for it.
-        input_shape: Channels, height, width.
-        num_classes: Outputs.
+        shape: Of what it takes and gives.
         seed: The run's.
         adapter: What is trained of it; None: all.
         base: Values of what the adapter freezes [num_values of the network], in place of the seed's.
@@ -53,8 +46,7 @@ class ModelBuilder:
     """
 
     network: Bound
-    input_shape: tuple[int, int, int]
-    num_classes: int
+    shape: ModelShape
     seed: int
     adapter: Adapter | None = None
     base: Tensor | None = field(default=None, compare=False)
@@ -66,8 +58,7 @@ class ModelBuilder:
             self.network.builder,
             self.network.name,
             self.network.parameters,
-            input_shape=self.input_shape,
-            num_classes=self.num_classes,
+            shape=self.shape,
             stream=stream(self.seed, "model"),
         )
         if self.adapter is not None:
@@ -103,8 +94,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
             scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
         )
     world = build_world(config, dataset)
-    channels, height, width = (int(size) for size in dataset.train_images.shape[1:])
-    builder = model_builder(config, input_shape=(channels, height, width), num_classes=dataset.num_classes)
+    builder = model_builder(config, inputs=dataset.train.inputs, task=world.data.learned)
     builder = replace(builder, initial=_initial(config, builder))
     experiment = Experiment(
         seed=config.seed,
@@ -112,7 +102,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         build_model=builder,
         method=method,
         training=build_training(config),
-        communication=Communication.of(*(_built(config, f"communication.{way}") for way in ("up", "down"))),
+        communication=Communication.of(*(built(config, f"communication.{way}") for way in ("up", "down"))),
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,
         evaluate_per_client=config.evaluation.per_client,
@@ -128,21 +118,27 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
     return experiment
 
 
-def model_builder(config: Config, *, input_shape: tuple[int, int, int], num_classes: int) -> ModelBuilder:
+def model_builder(config: Config, *, inputs: np.ndarray, task: Task) -> ModelBuilder:
     """Return what makes the configured model, with its base's values, but without those to begin with.
 
     Args:
         config: A loaded configuration.
-        input_shape: Channels, height, width.
-        num_classes: Outputs.
+        inputs: Of the data set [S, ...]; shape and type alone count.
+        task: What is learned.
 
     Raises:
         InputError: The adapter, or the file of its base, is wrong.
     """
-    builder = ModelBuilder(
-        network=bound(config, "model"), input_shape=input_shape, num_classes=num_classes, seed=config.seed
+    names = inputs.dtype.names
+    is_picture = names is None and inputs.ndim == 4 and inputs.dtype in (np.uint8, np.float32)
+    shape = ModelShape(
+        input_shape=tuple(inputs.shape[1:]) if names is None else {name: inputs.dtype[name].shape for name in names},
+        num_classes=task.num_outputs,
+        outputs=() if task.has_classes else task.outputs,
+        sample=None if is_picture else zeros(inputs, 1),
     )
-    adapter: Adapter | None = _built(config, "model.adapter")
+    builder = ModelBuilder(network=bound(config, "model"), shape=shape, seed=config.seed)
+    adapter: Adapter | None = built(config, "model.adapter")
     if adapter is None or adapter.base is None:
         return replace(builder, adapter=adapter)
     key = "model.adapter.base"
@@ -249,137 +245,3 @@ def build_training(config: Config) -> TrainingSettings:
 
 def _number(value: int | IntegerRange | None) -> int | tuple[int, int] | None:
     return value.range if isinstance(value, IntegerRange) else value
-
-
-# -- the world ---------------------------------------------------------------------------------------------------
-
-
-def build_world(config: Config, dataset: Dataset) -> World:
-    """Build the scenario as objects.
-
-    Raises:
-        InputError: A part of the scenario is wrong or does not fit the data.
-    """
-    scenario, seed, rounds = config.scenario, config.seed, config.training.rounds
-    validation, proxy, rest = server_share(dataset, scenario, seed)
-    sizes = {"num_classes": dataset.num_classes, "num_rounds": rounds, "num_clients": scenario.clients}
-    drift = _built(config, "scenario.drift", **sizes)
-    indices, availability = _split(config, dataset, rest, drift), _built(config, "scenario.availability", **sizes)
-    if isinstance(indices, Drawn):
-        check_drawn(config, drift, availability)
-    budget = _built(config, "scenario.budgets")
-    images, labels = _skewed(config, dataset, indices, drift), dataset.train_labels
-    return World(
-        data=TrainingData(
-            images=images,
-            labels=labels,
-            transform=bound(config, "scenario.transform").build(dataset),
-            num_classes=dataset.num_classes,
-        ),
-        test_images=dataset.test_images,
-        test_labels=dataset.test_labels,
-        indices=indices,
-        profiles=client_profiles(
-            dataset, indices, _built(config, "scenario.devices", num_clients=scenario.clients, run_seed=seed)
-        ),
-        validation=None if validation is None else (images[validation], labels[validation]),
-        proxy=_proxy(scenario, dataset, proxy, seed),
-        drift=drift,
-        availability=availability,
-        budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
-        stragglers=_built(config, "scenario.devices.stragglers") or WaitForAll(),
-    )
-
-
-def _built(config: Config, key: str, **provided: Any) -> Any:
-    """Build the object that a key names; None where it is null."""
-    item = bound(config, key)
-    return None if item is None else item.build(**provided)
-
-
-def server_share(
-    dataset: Dataset, scenario: Scenario, seed: int
-) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray]:
-    """Return indices that the server keeps for validation and as proxy data, and the rest; drawn class by class."""
-    server_data = scenario.server_data
-    generator = stream(seed, "server data").numpy()
-    validation: list[np.ndarray] = []
-    proxy: list[np.ndarray] = []
-    rest: list[np.ndarray] = []
-    for label in range(dataset.num_classes):
-        members = generator.permutation(np.flatnonzero(dataset.train_labels == label))
-        num_validation = round(server_data.validation * len(members))
-        num_proxy = (server_data.proxy.per_class if server_data.proxy is not None else None) or 0
-        if num_validation + num_proxy > len(members):
-            raise DataError(
-                f"scenario.server_data keeps {num_validation} + {num_proxy} samples of class {label}, but the training"
-                f" set has {len(members)}; lower validation or proxy.per_class"
-            )
-        validation.append(members[:num_validation])
-        proxy.append(members[num_validation : num_validation + num_proxy])
-        rest.append(members[num_validation + num_proxy :])
-    joined = [np.sort(np.concatenate(part)) for part in (validation, proxy, rest)]
-    return (
-        joined[0] if server_data.validation else None,
-        joined[1] if server_data.proxy is not None and server_data.proxy.per_class is not None else None,
-        joined[2],
-    )
-
-
-def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | None) -> Sequence[np.ndarray]:
-    """Return each client's samples, as indices into the training set."""
-    scenario, partition = config.scenario, bound(config, "scenario.partition").build()
-    if drift is not None and drift.pool == "all" and not partition.draws_clients:
-        return (rest,) * scenario.clients
-    parts = partition.split(
-        dataset.train_labels[rest],
-        scenario.clients,
-        stream(config.seed, "partition"),
-        num_classes=dataset.num_classes,
-        writers=None if dataset.writers is None else dataset.writers[rest],
-    )
-    if partition.draws_clients:
-        return Built(length=scenario.clients, build=lambda k: rest[parts[k]])
-    check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
-    return tuple(rest[part] for part in parts)
-
-
-def _skewed(config: Config, dataset: Dataset, indices: Sequence[np.ndarray], drift: Drift | None) -> np.ndarray:
-    """Return the training images, those of each client as ``scenario.feature_skew`` has them."""
-    skew = _built(config, "scenario.feature_skew")
-    if skew is None:
-        return dataset.train_images
-    if drift is not None and drift.pool == "all":
-        raise ConfigError(
-            f"scenario.feature_skew gives each client pictures of its own, but under scenario.drift kind"
-            f" {config.scenario.drift.kind!r} all clients draw from the same; set one of them to null"  # type: ignore[union-attr]
-        )
-    draws = stream(config.seed, "feature skew")
-    changed: np.ndarray = skew.apply(dataset.train_images, indices, scale=dataset.scale, stream=draws)
-    return changed
-
-
-def _proxy(
-    scenario: Scenario, dataset: Dataset, chosen: np.ndarray | None, seed: int
-) -> tuple[np.ndarray, np.ndarray | None] | None:
-    proxy = scenario.server_data.proxy
-    if proxy is None:
-        return None
-    if proxy.dataset is not None and proxy.samples is not None:
-        return _foreign(scenario, dataset, name=proxy.dataset, samples=proxy.samples, seed=seed), None
-    return dataset.train_images[chosen], dataset.train_labels[chosen] if proxy.labelled else None
-
-
-def _foreign(scenario: Scenario, dataset: Dataset, *, name: str, samples: int, seed: int) -> np.ndarray:
-    """Return images of another data set, in the shape of this one's; its classes mean nothing here."""
-    size = int(dataset.train_images.shape[-1])
-    foreign = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
-    same = foreign.train_images.shape[1:] == dataset.train_images.shape[1:] and foreign.scale == dataset.scale
-    if not same or samples > len(foreign.train_images):
-        raise DataError(
-            f"scenario.server_data.proxy: {samples} samples of {name} can't stand beside {dataset.name}: it has"
-            f" {len(foreign.train_images)} of shape {foreign.train_images.shape[1:]} and scale {foreign.scale:g}, but"
-            f" {dataset.train_images.shape[1:]} and {dataset.scale:g} are needed; choose another set, or fewer samples"
-        )
-    chosen = stream(seed, "proxy data").numpy().choice(len(foreign.train_images), size=samples, replace=False)
-    return foreign.train_images[np.sort(chosen)]

@@ -13,10 +13,12 @@ def check_world(experiment: Experiment) -> None:
     """Check method and world together, as far as that needs no model.
 
     Raises:
-        ConfigError: A client has no samples, or parts of the scenario can't do without each round's updates although
+        ConfigError: The task is not one for the method, or for what is asked of the test; a client has no samples,
+            or parts of the scenario can't do without each round's updates although
             clients carry work from round to round; or moves are to be divided by effective steps that the clients'
             optimiser does not have, or not exactly; or steps are to be scaled that it normalises again.
     """
+    _check_task(experiment)
     # A drawn population has neither empty clients nor devices.
     profiles = () if experiment.world.is_drawn else experiment.world.profiles
     empty = [p.client for p in profiles if p.num_samples == 0]
@@ -46,6 +48,26 @@ def check_world(experiment: Experiment) -> None:
         )
     _check_exactness(experiment)
     _check_codecs(experiment)
+
+
+def _check_task(experiment: Experiment) -> None:
+    task = experiment.world.data.learned
+    if task.has_classes:
+        return
+    name = type(task).__name__
+    if lacking := [card.title for card, _ in experiment.cards if "classes" in card.needs]:
+        raise ConfigError(
+            f"method {lacking[0]} needs classes, but the task is {name}: a sample has none; choose another method"
+            " (fedsweep show NAME says what each needs)"
+        )
+    if experiment.evaluate_per_client:
+        raise ConfigError(
+            f"evaluation.per_client goes by each class's accuracy, but the task is {name}; set it to false"
+        )
+    if experiment.world.availability is not None:
+        raise ConfigError(
+            f"scenario.availability goes by clients' accuracies, but the task is {name}, which has none; set it to null"
+        )
 
 
 def _check_exactness(experiment: Experiment) -> None:

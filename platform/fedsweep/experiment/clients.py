@@ -10,7 +10,6 @@ from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientProfile
 from fedsweep.world.availability import KIND_SPEEDS, Availability, capabilities
-from fedsweep.world.data.datasets import Dataset
 from fedsweep.world.devices import DeviceFleet
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
@@ -18,28 +17,29 @@ from fedsweep.world.population import Built, Drawn
 
 
 def client_profiles(
-    dataset: Dataset, indices: Sequence[np.ndarray], fleet: DeviceFleet | None
+    strata: np.ndarray, num_strata: int, indices: Sequence[np.ndarray], fleet: DeviceFleet | None
 ) -> Sequence[ClientProfile]:
     """Return what the server knows of each client; of a drawn population made when it is asked for.
 
     Args:
-        dataset: The data set.
+        strata: Each training sample's class, or what stands for it [S].
+        num_strata: How many of these there are.
         indices: For each client the indices of its training samples.
         fleet: The simulated devices, or None.
     """
     if isinstance(indices, Drawn):
 
         def profile(client: int) -> ClientProfile:
-            labels = dataset.train_labels[indices[client]]
+            labels = strata[indices[client]]
             return ClientProfile(
                 client=client,
                 num_samples=len(labels),
-                label_counts=np.bincount(labels, minlength=dataset.num_classes),
+                label_counts=np.bincount(labels, minlength=num_strata),
                 capability=KIND_SPEEDS[client % len(KIND_SPEEDS)],
             )
 
         return Built(length=len(indices), build=profile)
-    counts_NC = label_counts(dataset.train_labels, indices, dataset.num_classes)
+    counts_NC = label_counts(strata, indices, num_strata)
     num_clients = len(indices)
     able = capabilities(num_clients)
     return tuple(

@@ -23,7 +23,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import Counted, counted
 from fedsweep.records import ClientProfile, ServerContext, State
 from fedsweep.streams import stream
-from fedsweep.trees import FlatLayout, copied, layout_of, model_vector
+from fedsweep.trees import FlatLayout, as_tensors, copied, layout_of, model_vector, placed, targets_of
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift, round_classes
@@ -95,8 +95,8 @@ class World:
 
     Attributes:
         data: What clients train on.
-        test_images: [T, C, H, W].
-        test_labels: [T].
+        test_images: Inputs [T, ...].
+        test_labels: Targets [T, ...].
         indices: For each client the indices of its training samples; of a drawn population made when asked for.
         profiles: All clients, likewise.
         validation: Images and labels held out on the server, or None.
@@ -212,10 +212,10 @@ class Experiment:
         if self.world.proxy is not None:
             images, labels = self.world.proxy
             inputs = transformed(self.world, images, self.layout.dtype)
-            proxy = (inputs, None if labels is None else torch.from_numpy(np.array(labels)))
+            proxy = (inputs, None if labels is None else targets_of(labels))
         if self.world.validation is not None:
             images, labels = self.world.validation
-            validation = (transformed(self.world, images, self.layout.dtype), torch.from_numpy(np.array(labels)))
+            validation = (transformed(self.world, images, self.layout.dtype), targets_of(labels))
         return proxy, validation
 
     @cached_property
@@ -287,9 +287,10 @@ class Experiment:
         return epochs * math.ceil(num_samples / batch), batch, False
 
 
-def transformed(world: World, images: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Return images as a model sees them when it is tested: transformed, without augmentation."""
-    return world.data.transform(torch.from_numpy(np.ascontiguousarray(images)), generator=None, train=False).to(dtype)
+def transformed(world: World, images: np.ndarray, dtype: torch.dtype) -> Any:
+    """Return inputs as a model sees them when it is tested: transformed, without augmentation."""
+    inputs = world.data.transform(as_tensors(np.ascontiguousarray(images)), generator=None, train=False)
+    return placed(inputs, device="cpu", dtype=dtype)
 
 
 def client_side(experiment: Experiment) -> ClientSide:
@@ -310,6 +311,7 @@ def client_side(experiment: Experiment) -> ClientSide:
         lanes=experiment.lanes,
         # What a job costs outside its steps does not depend on the size of a step.
         job_passes=experiment.method.passes(1, experiment.world.data.num_classes).job,
+        task=experiment.world.data.learned,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -224,6 +224,11 @@ class Subject:
             data: See :func:`evaluate`.
             as_before: Nothing differs from the run's own last test, so the result must not either.
         """
+        if not self.experiment.world.data.learned.has_classes:
+            raise ConfigError(
+                f"only classifiers are tested again, and the task of {self.config.name!r} is another; what its test"
+                " measured in each round is in rounds.parquet"
+            )
         name, images, labels, class_names = self.samples(data)
         world = replace(self.experiment.world, test_images=images, test_labels=labels)
         experiment = replace(self.experiment, world=world)
@@ -246,7 +251,7 @@ class Subject:
         return Evaluated(
             data=name,
             model=self.file,
-            test_accuracy=tested.accuracy,
+            test_accuracy=cast(float, tested.accuracy),
             test_loss=tested.loss,
             metrics=tested.figures,
             confusion=tested.confusion(num_classes),
@@ -372,7 +377,7 @@ def _finished(folder: RunFolder, *, needs_model: bool) -> dict[str, Any]:
 def _given(own: Dataset, images: np.ndarray, labels: np.ndarray) -> Dataset:
     """Return arrays as a data set, which checks them."""
     channels = images.shape[1] if getattr(images, "ndim", 0) == 4 else 1
-    return Dataset(
+    return Dataset.images(
         name="given arrays",
         train_images=images,
         train_labels=labels,

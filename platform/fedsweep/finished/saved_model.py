@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
+from fedsweep.catalog import bound
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import DataError, OutputError
 from fedsweep.experiment.build import model_builder
 from fedsweep.models.initial import weights_vector
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.tasks.base import Task
+from fedsweep.tasks.kinds import Classification
 from fedsweep.trees import constants_sha256, layout_of, load_vector
 
 # Of an image's side, and of the classes: a network for more would fill the memory before its file is read.
@@ -53,13 +57,32 @@ def existing(folder: str | Path) -> Path:
 
 def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Module:
     """Make the configured network, for data of the shape that the result names; needs no data and no device."""
-    shape, num_classes = result.get("input_shape"), result.get("num_classes")
-    sizes = shape if isinstance(shape, list) else []
-    counts = [*sizes, num_classes]
-    if len(sizes) != 3 or not all(type(size) is int and 0 < size <= _LARGEST_SIZE for size in counts):
+    facts = {key: result.get(key) for key in ("input_shape", "input_types", "num_classes", "target_shape")}
+    sizes = [facts["num_classes"], *_listed(facts["input_shape"]), *_listed(facts["target_shape"] or [])]
+    if not all(type(size) is int and 0 <= size <= _LARGEST_SIZE for size in sizes):
         raise DataError(
             f"{path / 'result.json'}: it must give input_shape and num_classes, up to {_LARGEST_SIZE} each, but has"
-            f" {str(shape)[:80]!r} and {str(num_classes)[:80]!r}"
+            f" {str(facts['input_shape'])[:80]!r} and {str(facts['num_classes'])[:80]!r}"
         )
-    input_shape = (sizes[0], sizes[1], sizes[2])
-    return model_builder(config, input_shape=input_shape, num_classes=int(num_classes or 0))()
+    try:
+        types = np.dtype(_as_fields(facts["input_types"] or "u1"))
+        inputs = np.zeros((1, *_listed(facts["input_shape"])), types)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path / 'result.json'}: input_types says nothing of inputs: {error}") from error
+    item, shape = bound(config, "scenario.task"), tuple(_listed(facts["target_shape"] or []))
+    if item is None:
+        task: Task = Classification(num_classes=int(facts["num_classes"] or 0))
+    else:
+        task = item.build(num_classes=facts["num_classes"], target_shape=shape)
+    return model_builder(config, inputs=inputs, task=task)()
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [None]
+
+
+def _as_fields(types: Any) -> Any:
+    """Return what numpy makes a type of: JSON has lists where it wants pairs."""
+    if not isinstance(types, list):
+        return types
+    return [(name, kind, tuple(shape[0])) if shape else (name, kind) for name, kind, *shape in types]

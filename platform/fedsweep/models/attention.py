@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
 
@@ -25,11 +26,12 @@ class SelfAttention(nn.Module):
         width: Features of a token.
         heads: H, at least 1.
         head_width: D, at least 1.
+        causal: No token sees a later one.
     """
 
-    def __init__(self, width: int, *, heads: int, head_width: int) -> None:
+    def __init__(self, width: int, *, heads: int, head_width: int, causal: bool = False) -> None:
         super().__init__()
-        self.head_width = head_width
+        self.head_width, self.causal = head_width, causal
         self.query = nn.Linear(width, heads * head_width)
         self.key = nn.Linear(width, heads * head_width)
         self.value = nn.Linear(width, heads * head_width)
@@ -38,6 +40,9 @@ class SelfAttention(nn.Module):
         """Return the heads' outputs ``[B, H, T, D]`` of tokens ``[B, T, width]``."""
         query, key, value = (self._by_head(layer(tokens)) for layer in (self.query, self.key, self.value))
         scores = query @ key.transpose(2, 3) / math.sqrt(self.head_width)
+        if self.causal:
+            later = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
         outputs: Tensor = scores.softmax(dim=-1) @ value
         return outputs
 

@@ -39,7 +39,7 @@ _FLOPS_PER_MAC = 2
 BYTES_PER_VALUE = 4
 
 
-def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, count_batch_norm: bool = True) -> int:
+def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, ...], *, count_batch_norm: bool = True) -> int:
     """Count the multiply-accumulates of one forward pass of one sample.
 
     The model, its buffers and all random generators stay as they are. Runs one sample through a copy on the CPU;
@@ -55,7 +55,7 @@ def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, 
     return sum(macs + norm * count_batch_norm for macs, norm in layer_costs(model, input_shape).values())
 
 
-def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, tuple[int, int]]:
+def layer_costs(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
     """Return each layer's share of a forward pass, by the name of its weight.
 
     A layer that is cut along its input or output channels costs in proportion to what is left of its weight, so the
@@ -84,7 +84,7 @@ class Counted(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def counted(model: nn.Module, input_shape: tuple[int, int, int]) -> Counted:
+def counted(model: nn.Module, input_shape: tuple[int, ...]) -> Counted:
     """Count a forward pass; arguments as of :func:`layer_costs`."""
     costs: dict[str, tuple[int, int]] = {}
     products = _Products()
@@ -117,7 +117,8 @@ def counted(model: nn.Module, input_shape: tuple[int, int, int]) -> Counted:
             module.register_forward_hook(partial(count, f"{path}." if path else ""))
     # Not on the meta device: importing what it needs takes a second in every process, one sample milliseconds.
     with torch.no_grad(), _layer_by_layer(), products:
-        outline(torch.zeros(1, *input_shape))
+        example: Callable[[int], Any] | None = getattr(outline, "example", None)
+        outline(torch.zeros(1, *input_shape) if example is None else example(1))
     if products.macs:
         add(WRITTEN_OUT, products.macs)
     return Counted(layers=costs, unknown=tuple(sorted(products.unknown)))

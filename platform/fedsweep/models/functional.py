@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.models.network import Network
-from fedsweep.trees import trained_params
+from fedsweep.trees import placed, trained_params
 
 _HEADS: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
 
@@ -83,10 +83,10 @@ def _unused_by_features(model: Network) -> frozenset[str]:
     values = {name: value.detach().clone() for name, value in learned.items()}
     params = {name: values[name].requires_grad_() for name in trained_params(model)}
     place = next(iter(params.values()))
-    inputs = torch.zeros(2, *model.input_shape, dtype=place.dtype, device=place.device)
+    inputs = placed(model.example(2), device=place.device, dtype=place.dtype)
     # Drawn dropout would move torch's generator.
     with torch.random.fork_rng(devices=[place.device] if place.device.type == "cuda" else []), torch.enable_grad():
-        reached = features_with(model, values, inputs).sum()
+        reached = features_with(model, values, cast(Tensor, inputs)).sum()
         gradients = torch.autograd.grad(reached, list(params.values()), allow_unused=True)
     body = {name for name, gradient in zip(params, gradients, strict=True) if gradient is not None}
     places = {name.rpartition(".")[0] for name in params} - {name.rpartition(".")[0] for name in body}

@@ -10,29 +10,53 @@ Shape letters: B batch, C classes, D features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.unit_groups import UnitGroup, unit_group
-from fedsweep.trees import still_layers
+from fedsweep.trees import Inputs, each, still_layers
 
-InputShape = tuple[int, int, int]
+InputShape = tuple[int, ...]
 # Measured (docs/speed.md): up to here every network gained, ResNet-18 and VGG-11 with 512 lost.
 _MOST_CHANNELS = 256
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The shapes of what a network takes and gives.
+
+    Attributes:
+        input_shape: Channels, height and width of one sample; of other inputs, what they have, of several by name.
+        num_classes: C, or what else a task has for a builder.
+        outputs: Of one sample; empty: ``(num_classes,)``.
+        sample: One sample of zeros; None: floats of the input shape.
+    """
+
+    input_shape: Any
+    num_classes: int
+    outputs: tuple[int, ...] = ()
+    sample: Inputs | None = field(default=None, compare=False)
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The shape of a sample's outputs."""
+        return self.outputs or (self.num_classes,)
+
+
 class Network(nn.Module, ABC):
-    """A classifier of images, split into features and head.
+    """A network, split into features and head: a classifier of images, or what else a task asks for.
 
     Parameters are never parametrized, and float buffers are the statistics of batch norm: an executor may rebind the
     data of both as views into one flat tensor. What is not trained stays as it is built, see :mod:`fedsweep.trees`.
 
     Attributes:
-        input_shape: Channels, height and width of one sample.
-        num_classes: C, at least 2.
+        input_shape: Channels, height and width of one sample; of other inputs, what they have.
+        num_classes: C, at least 1.
+        sample: One sample of zeros [1, ...]; None: floats of the input shape.
         has_features: Whether ``features`` gives what the head reads; false where a user's own module does not say
             (then the features are the logits and the head is the identity).
         pixels_last: Whether :meth:`arranged` turns images round; false until the network is built by name.
@@ -40,17 +64,15 @@ class Network(nn.Module, ABC):
 
     has_features: bool = True
     pixels_last: bool = False
+    sample: Inputs | None = None
 
     def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
         super().__init__()
-        if len(input_shape) != 3 or any(size < 1 for size in input_shape):
-            raise ConfigError(
-                f"input_shape must be (channels, height, width), each at least 1, but got {tuple(input_shape)}"
-            )
-        if num_classes < 2:
-            raise ConfigError(f"num_classes must be at least 2, but got {num_classes}")
-        channels, height, width = input_shape
-        self.input_shape = (int(channels), int(height), int(width))
+        if any(size < 1 for size in input_shape):
+            raise ConfigError(f"input_shape must hold sizes of at least 1, but got {tuple(input_shape)}")
+        if num_classes < 1:
+            raise ConfigError(f"num_classes must be at least 1, but got {num_classes}")
+        self.input_shape = tuple(int(size) for size in input_shape)
         self.num_classes = int(num_classes)
         self._still: list[nn.Module] = []
 
@@ -88,6 +110,12 @@ class Network(nn.Module, ABC):
         for layer in self._still:
             layer.training = False
         return self
+
+    def example(self, samples: int) -> Any:
+        """Return inputs of zeros for so many samples, on the CPU."""
+        if self.sample is None:
+            return torch.zeros(samples, *self.input_shape)
+        return each(lambda values: values.expand(samples, *values.shape[1:]), self.sample)
 
     def arranged(self, inputs: Tensor) -> Tensor:
         """Return the same inputs as they best lie in memory."""
@@ -156,6 +184,25 @@ class LinearHeadNetwork(Network, ABC):
         return logits
 
 
+def image_shape(model: str, input_shape: InputShape) -> tuple[int, int, int]:
+    """Return channels, height and width of inputs that are pictures.
+
+    Args:
+        model: The model's name, for the message.
+        input_shape: Of one sample.
+
+    Raises:
+        ConfigError: They are none.
+    """
+    if len(input_shape) != 3:
+        raise ConfigError(
+            f"model {model!r} needs pictures [channels, height, width], but a sample is {list(input_shape)}; choose"
+            " another model (mlp takes floats of any shape, transformer ids)"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
 def require_size(model: str, input_shape: InputShape, *, smallest: int) -> None:
     """Refuse inputs on which the network's maps would vanish.
 
@@ -167,7 +214,7 @@ def require_size(model: str, input_shape: InputShape, *, smallest: int) -> None:
     Raises:
         ConfigError: Where height or width is below ``smallest``.
     """
-    channels, height, width = input_shape
+    channels, height, width = image_shape(model, input_shape)
     if min(height, width) < smallest:
         raise ConfigError(
             f"model {model!r} needs inputs of at least {smallest}x{smallest} pixels, "

@@ -14,11 +14,13 @@ import torch
 
 from fedsweep.errors import ConfigError, lacks_memory
 from fedsweep.models.adapters import Adapter
-from fedsweep.models.network import InputShape, Network, gains_by_pixels_last
+from fedsweep.models.network import ModelShape, Network, gains_by_pixels_last
 from fedsweep.models.networks.chains import Cnn, ConvNet3, FeddhadCnn, FedstgCnn, LeNet5, Mlp, Vgg11
+from fedsweep.models.networks.fcn import Fcn
 from fedsweep.models.networks.resnet import FeddhadResNet18, ResNet18
+from fedsweep.models.networks.transformer import Transformer
 from fedsweep.models.networks.vit import VitTiny
-from fedsweep.models.user_network import adopt
+from fedsweep.models.user_network import adopt, try_out
 from fedsweep.plugins import call_builder
 from fedsweep.streams import Stream
 
@@ -31,11 +33,13 @@ class ModelEntry:
         builder: Takes ``input_shape``, ``num_classes`` and the model's options by keyword.
         summary: One line on what it is.
         source: Where it comes from.
+        classifies: It takes pictures and gives logits.
     """
 
     builder: Callable[..., Network]
     summary: str
     source: str
+    classifies: bool = True
 
 
 # How torch says of a size that it is beyond any memory.
@@ -56,6 +60,15 @@ MODELS: Mapping[str, ModelEntry] = {
     "vit_tiny": ModelEntry(
         builder=VitTiny, summary="vision transformer of four small blocks", source="Dosovitskiy et al., ICLR 2021"
     ),
+    "transformer": ModelEntry(
+        builder=Transformer,
+        summary="small causal transformer over tokens",
+        source="Vaswani et al., NIPS 2017",
+        classifies=False,
+    ),
+    "fcn": ModelEntry(
+        builder=Fcn, summary="small fully convolutional network", source="Long et al., CVPR 2015", classifies=False
+    ),
 }
 
 
@@ -64,8 +77,7 @@ def make_network(
     name: str,
     options: Mapping[str, object],
     *,
-    input_shape: InputShape,
-    num_classes: int,
+    shape: ModelShape,
     stream: Stream,
 ) -> Network:
     """Return a new network on the CPU, its initial values determined by the stream.
@@ -78,8 +90,7 @@ def make_network(
             to logits.
         name: What the configuration calls it; one's own module is adopted as a network.
         options: The model's own options, checked.
-        input_shape: Channels, height and width of one sample.
-        num_classes: C, at least 2.
+        shape: Of what it takes and gives.
         stream: Where the initial values come from.
 
     Raises:
@@ -88,15 +99,20 @@ def make_network(
 
     def made() -> object:
         with _within_memory(name, options):
-            return builder(input_shape=input_shape, num_classes=num_classes, **options)
+            return builder(input_shape=shape.input_shape, num_classes=shape.num_classes, **options)
 
     with _seeded(stream):
         if name not in MODELS:
             model = call_builder("model", name, made, gives=object)
-            network = adopt(model, name=name, input_shape=input_shape, num_classes=num_classes)
+            network = adopt(model, name=name, shape=shape)
             network.hold_still()
             return network
+        if isinstance(shape.input_shape, dict):
+            raise ConfigError(f"model {name!r} takes one input, but the data set has {', '.join(shape.input_shape)}")
         network = typing.cast(Network, made())
+    network.sample = shape.sample
+    if shape.sample is not None or shape.outputs:
+        try_out(network, name=name, outputs=shape.wanted)
     network.pixels_last = gains_by_pixels_last(network)
     return network
 

@@ -10,47 +10,48 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fedsweep.errors import ConfigError
-from fedsweep.models.network import InputShape, Network, gains_by_pixels_last
+from fedsweep.models.network import ModelShape, Network, gains_by_pixels_last
 from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.trees import constants, copied, trained_params
+from fedsweep.trees import Inputs, constants, copied, trained_params
 
 _PREFIX = "module"
 
 
 @final
 class UserNetwork(Network):
-    """Any module that maps inputs to logits.
+    """Any module that maps inputs to logits; several inputs it gets by keyword.
 
     Where it has ``features`` and ``head``, or ``unit_groups``, they are used. Parameters have the prefix ``module.``,
     as in torch's own wrappers.
 
     Args:
         module: The user's module.
-        input_shape: Channels, height and width of one sample.
-        num_classes: C.
+        shape: Of what it takes and gives.
     """
 
     module: Any
 
-    def __init__(self, module: nn.Module, *, input_shape: InputShape, num_classes: int) -> None:
-        super().__init__(input_shape=input_shape, num_classes=num_classes)
+    def __init__(self, module: nn.Module, shape: ModelShape) -> None:
+        input_shape = () if isinstance(shape.input_shape, dict) else shape.input_shape
+        super().__init__(input_shape=input_shape, num_classes=shape.num_classes)
         self.module = module
-        self.has_features = callable(getattr(module, "features", None)) and callable(getattr(module, "head", None))
-        self._feature_width = num_classes
+        self._is_split = callable(getattr(module, "features", None)) and callable(getattr(module, "head", None))
+        self.has_features = self._is_split
+        self._feature_width = shape.num_classes
 
     @property
     def feature_width(self) -> int:
         """D of the full network; C where the module has no features of its own."""
         return self._feature_width
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def features(self, inputs: Any) -> Tensor:
         """Return the inputs of the module's head ``[B, D]``, or the logits where it does not tell them."""
-        ask = self.module.features if self.has_features else self.module
-        answer: Tensor = ask(self.arranged(inputs))
+        ask = self.module.features if self._is_split else self.module
+        answer: Tensor = ask(**inputs) if isinstance(inputs, dict) else ask(self.arranged(inputs))
         return answer
 
     def head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.module.head(features) if self.has_features else features
+        logits: Tensor = self.module.head(features) if self._is_split else features
         return logits
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
@@ -68,14 +69,18 @@ class UserNetwork(Network):
         )
 
 
-def adopt(module: object, *, name: str, input_shape: InputShape, num_classes: int) -> Network:
+def adopt(
+    module: object,
+    *,
+    name: str,
+    shape: ModelShape,
+) -> Network:
     """Return a user's module as a network, after a trial run on two samples of zeros.
 
     Args:
         module: What the user's callable returned.
         name: Its name in the configuration, for messages.
-        input_shape: Channels, height and width of one sample.
-        num_classes: C.
+        shape: Of what it must take and give.
 
     Returns:
         The module itself where it is a :class:`Network`, else a :class:`UserNetwork` around it.
@@ -86,37 +91,60 @@ def adopt(module: object, *, name: str, input_shape: InputShape, num_classes: in
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {name!r} must return a torch.nn.Module, but returned a {type(module).__name__}")
-    network = (
-        module if isinstance(module, Network) else UserNetwork(module, input_shape=input_shape, num_classes=num_classes)
-    )
-    features = _try_out(network, name=name, input_shape=input_shape, num_classes=num_classes)
+    network = module if isinstance(module, Network) else UserNetwork(module, shape)
+    network.sample = shape.sample
+    features = try_out(network, name=name, outputs=shape.wanted)
     network.pixels_last = gains_by_pixels_last(network) and _takes_pixels_last(network)
     if isinstance(network, UserNetwork):
-        network._feature_width = features.shape[1]
+        network._feature_width = features.shape[-1]
     _check_parameters(network, name=name)
     _check_derived(network, name=name)
     return network
 
 
-def _try_out(network: Network, *, name: str, input_shape: InputShape, num_classes: int) -> Tensor:
+def try_out(network: Network, *, name: str, outputs: tuple[int, ...]) -> Tensor:
+    """Return a network's features of two samples of zeros.
+
+    Args:
+        network: Any, stays as it is.
+        name: Its name in the configuration, for messages.
+        outputs: What it must give for a sample; features of more or fewer dimensions than one are none.
+
+    Raises:
+        ConfigError: It does not take such inputs, or gives something else.
+    """
     was_training = network.training
+    inputs = network.example(2)
     network.eval()
     try:
         with torch.no_grad():
-            features = network.features(torch.zeros(2, *input_shape))
+            features = network.features(inputs)
             logits = network.head(features)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"model {name!r} can't take inputs [2, {', '.join(map(str, input_shape))}]: {error}"
-        ) from error
+        raise ConfigError(f"model {name!r} can't take inputs {_shapes(inputs)}: {error}") from error
     network.train(was_training)
-    if tuple(logits.shape) != (2, num_classes):
+    if tuple(logits.shape) != (2, *outputs):
+        kind = "logits" if len(outputs) == 1 else "outputs"
         raise ConfigError(
-            f"model {name!r} must give logits [2, {num_classes}] for two samples, but gave {list(logits.shape)}"
+            f"model {name!r} must give {kind} {[2, *outputs]} for two samples, but gave {list(logits.shape)}"
         )
-    if features.dim() != 2:
+    if len(outputs) > 1:
+        network.has_features = False  # by position or by pixel, where methods expect a vector for each sample
+    elif features.dim() != 2:
         raise ConfigError(f"model {name!r} must give features [B, D], but gave {list(features.shape)} for two samples")
     return features
+
+
+def _shapes(inputs: Inputs) -> str:
+    """Return the shapes of inputs in words."""
+
+    def shape(values: Tensor) -> str:
+        kind = "" if values.is_floating_point() else f" of {values.dtype}".replace("torch.", "")
+        return f"{list(values.shape)}{kind}"
+
+    if not isinstance(inputs, dict):
+        return shape(inputs)
+    return ", ".join(f"{name} {shape(values)}" for name, values in inputs.items())
 
 
 def _takes_pixels_last(network: Network) -> bool:
@@ -124,7 +152,7 @@ def _takes_pixels_last(network: Network) -> bool:
     was_training, network.pixels_last = network.training, True
     try:
         with torch.no_grad():
-            network.eval()(torch.zeros(2, *network.input_shape))
+            network.eval()(network.example(2))
     except RuntimeError:
         return False
     finally:
@@ -139,7 +167,7 @@ def _check_derived(network: Network, *, name: str) -> None:
         return
     tried = copied(network).train()
     with torch.no_grad():
-        tried(torch.zeros(2, *network.input_shape))
+        tried(network.example(2))
     after = dict(tried.named_buffers())
     if changed := [path for path, value in before.items() if not torch.equal(after[path], value)]:
         raise ConfigError(

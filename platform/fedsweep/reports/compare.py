@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedsweep.components.metrics import Declaration
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reports.setting_table import FORMATS, TableStyle, row_order, setting_table, settings_as
 from fedsweep.reports.who_pays import print_shares
@@ -17,6 +16,7 @@ from fedsweep.results.settings import ReportRun, Setting, group_settings, report
 from fedsweep.results.texts import MISSING, bytes_text, metric_text, metric_title, seconds_text
 from fedsweep.results.view import load_runs, metrics_of
 from fedsweep.results.worlds import study_of
+from fedsweep.tasks.declaration import Declaration
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedsweep.components.metrics import Declaration
 from fedsweep.errors import OutputError
 from fedsweep.figures.style import Look, setting_looks
 from fedsweep.reports.charts import Chart
@@ -31,6 +30,7 @@ from fedsweep.results.settings import (
 from fedsweep.results.texts import clean, some_of
 from fedsweep.results.view import metrics_of
 from fedsweep.results.worlds import Layout, LayoutKeys, Study, lay_out, study_of
+from fedsweep.tasks.declaration import Declaration
 
 _SHOWN = 4
 

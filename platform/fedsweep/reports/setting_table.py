@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.components.metrics import SHARE, Declaration
 from fedsweep.results.seed_statistics import Estimate, finite, mean
 from fedsweep.results.selection import figure_name, is_less_better, order_of
 from fedsweep.results.settings import ReportRun, Setting, remarks
@@ -16,6 +15,7 @@ from fedsweep.results.texts import MISSING, clean
 from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
 from fedsweep.results.view import metrics_of
 from fedsweep.results.worlds import Layout, Study, World, study_of
+from fedsweep.tasks.declaration import SHARE, Declaration
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from fedsweep.components.metrics import SHARE, Declaration
 from fedsweep.results.seed_statistics import deviation, finite, mean
 from fedsweep.results.texts import metric_text, metric_title
 from fedsweep.results.view import RunView
+from fedsweep.tasks.declaration import SHARE, Declaration
 
 # What a report draws, and how it is called there.
 FIGURES: Mapping[str, str] = {

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from fedsweep.catalog import merged_title
-from fedsweep.components.metrics import SHARE, Declaration
+from fedsweep.tasks.declaration import SHARE, Declaration
 
 _LONGEST_TEXT = 200
 MISSING = "-"

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fedsweep.components.metrics import Declaration, declarations
+from fedsweep.components.metrics import declarations
 from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
 from fedsweep.records import RoundRecord
@@ -23,6 +23,7 @@ from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, RESULT, ROUNDS, RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.runs.targets import reaches
+from fedsweep.tasks.declaration import Declaration
 
 UNFINISHED = "unfinished"
 _COLUMN = re.compile(r"[\w-]{1,60}(/\w{1,60})?")

@@ -27,6 +27,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import SEAMS, FederatedMethod, MethodSettings
 from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
+from fedsweep.tasks.kinds import Regression
 from fedsweep.testing.checks import (
     bytes_are_the_cards,
     merges_run_or_are_refused,
@@ -221,6 +222,7 @@ ROUGH: Mapping[str, Callable[[Subject], Experiment]] = {
     "no data on the server": lambda s: _rough(s, proxy=None, validation=None),
     "no devices": lambda s: _without_devices(_rough(s)),
     "a learning rate of 0": lambda s: _rough(s, learning_rate=0.0),
+    "numbers in place of classes": lambda s: _with_numbers(s.world()),
 }
 # What a card may need, and the world that lacks it.
 LACKING = {
@@ -233,12 +235,32 @@ LACKING = {
     "units": "a network that says nothing of itself",
     "no batch norm": "batch norm",
     "two samples": "clients of one or two samples",
+    "classes": "numbers in place of classes",
 }
 
 
 def _without_devices(experiment: Experiment) -> Experiment:
     profiles = tuple(replace(profile, device=None) for profile in experiment.world.profiles)
     return replace(experiment, world=replace(experiment.world, profiles=profiles))
+
+
+def _with_numbers(experiment: Experiment) -> Experiment:
+    """Return the world with four numbers to be told for each sample; its classes are strata."""
+    world, data = experiment.world, experiment.world.data
+    numbers = np.eye(data.num_classes, dtype=np.float32)
+    task = Regression(target_shape=(data.num_classes,))
+
+    def with_numbers(samples: Any) -> Any:
+        return None if samples is None else (samples[0], None if samples[1] is None else numbers[samples[1]])
+
+    world = replace(
+        world,
+        data=replace(data, labels=numbers[data.labels], strata=data.labels, task=task),
+        test_labels=numbers[world.test_labels],
+        validation=with_numbers(world.validation),
+        proxy=with_numbers(world.proxy),
+    )
+    return replace(experiment, world=world)
 
 
 def _without_a_class() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSetti
 from fedsweep.experiment.schedules import Constant
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
-from fedsweep.models.network import InputShape, Network
+from fedsweep.models.network import InputShape, ModelShape, Network
 from fedsweep.models.registry import make_network
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State, best_of
 from fedsweep.streams import Stream, stream
@@ -78,9 +78,8 @@ def tiny_data(
 def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream: Stream, **options: object) -> Network:
     """Make a new network as ``model: {name: ..., options}`` has it, its initial values determined by the stream."""
     spec = bind_spec("model", {"name": name, **options})
-    return make_network(
-        spec.builder, name, spec.parameters, input_shape=input_shape, num_classes=num_classes, stream=stream
-    )
+    shape = ModelShape(input_shape=input_shape, num_classes=num_classes)
+    return make_network(spec.builder, name, spec.parameters, shape=shape, stream=stream)
 
 
 def linear_model(features: int = 6, num_classes: int = 4) -> nn.Module:

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedsweep.errors import InvariantError
+from fedsweep.trees import Inputs, each
 from fedsweep.world.data.record import Dataset
 
 _CROP_TRIES = 10
@@ -23,31 +25,51 @@ _CROP_TRIES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Transform(ABC):
-    """Turns raw images into a model's inputs.
+    """Turns raw inputs into a model's.
+
+    Class attributes:
+        pictures: It takes pictures alone, ``[B, C, H, W]``.
 
     Attributes:
         random: Whether training inputs are drawn at random; False means that inputs may be computed once and kept.
         dtype: The inputs' floating type; float64 is for exact tests.
     """
 
+    pictures: ClassVar[bool] = False
+
     random: bool
     dtype: torch.dtype = torch.float32
 
     @abstractmethod
-    def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
+    def __call__(self, images: Any, *, generator: torch.Generator | None, train: bool) -> Any:
         """Return inputs for a batch.
 
         Args:
-            images: ``[B, C, H, W]``, as the data set holds them (uint8 or float); not changed.
+            images: ``[B, ...]``, as the data set holds them, or several by name; not changed.
             generator: A CPU generator; needed where ``train`` and :attr:`random` hold, otherwise unused.
             train: Whether the inputs are for training, so that augmentation applies.
 
         Returns:
-            ``[B, C, H, W]`` of type :attr:`dtype`, on the images' device.
+            The same, floats of type :attr:`dtype`, on the same device.
 
         Raises:
             InvariantError: a generator is needed and missing.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unchanged(Transform):
+    """Inputs of any kind as they are; integers as int64, floats as :attr:`dtype`."""
+
+    random: bool = field(default=False, init=False)
+
+    def __call__(self, images: Inputs, *, generator: torch.Generator | None, train: bool) -> Inputs:
+        return each(self._placed, images)
+
+    def _placed(self, values: Tensor) -> Tensor:
+        if values.is_floating_point():
+            return values.to(self.dtype)
+        return values if values.dtype == torch.bool else values.long()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +81,8 @@ class Normalize(Transform):
         mean: Per channel, after scaling.
         std: Per channel, after scaling, > 0.
     """
+
+    pictures: ClassVar[bool] = True
 
     random: bool = field(default=False, init=False)
     scale: float
@@ -84,6 +108,8 @@ class FlipCrop(Transform):
         black: Whether what lies outside of the image is black; else the image is mirrored at its border.
         max_degrees: Largest turn either way, >= 0, after the crop; the nearest pixel is taken, outside is black.
     """
+
+    pictures: ClassVar[bool] = True
 
     random: bool = field(default=True, init=False)
     normalize: Normalize
@@ -248,7 +274,9 @@ def _source_positions(size: int, start: Tensor, length: Tensor) -> Tensor:
     return start[:, None] + torch.minimum(places.clamp(min=0), length[:, None] - 1)
 
 
-def _own_normalize(dataset: Dataset) -> Normalize:
+def _own_normalize(dataset: Dataset) -> Transform:
+    if dataset.pixels is None:
+        return Unchanged()
     return Normalize(scale=dataset.scale, mean=dataset.mean, std=dataset.std)
 
 

@@ -15,7 +15,7 @@ from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.client.lanes.grouping import why_alone
 from fedsweep.client.messages import ClientSide
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.local import CrossEntropy, OptimizerSteps
+from fedsweep.components.local import OptimizerSteps, TaskLoss
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import server_context
@@ -234,7 +234,7 @@ def test_adam_is_refused() -> None:
 
 def test_scaled_steps_are_taken_one_client_after_another() -> None:
     side = ClientSide(
-        seed=0, objective=CrossEntropy(), terms=(), solver=OptimizerSteps(), optimizer=OptimizerSettings(), indices=()
+        seed=0, objective=TaskLoss(), terms=(), solver=OptimizerSteps(), optimizer=OptimizerSettings(), indices=()
     )
     assert "scales its steps" in str(why_alone(side, part_of("incoming"), net(), is_padded=False))
     assert why_alone(side, part_of("activation"), net(), is_padded=False) is None

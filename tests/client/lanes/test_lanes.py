@@ -20,7 +20,7 @@ from fedsweep.client.lanes.memory import lanes_that_fit
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Memory
+from fedsweep.components.local import LocalStep, LocalTerm, Memory, TaskLoss
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import lanes_refused
 from fedsweep.engine.state import RunState
@@ -139,10 +139,13 @@ def test_what_does_not_fit_is_stepped_one_by_one_to_the_same_bits_and_says_so(na
     assert lanes_refused(work) == tuple(notes)
 
 
+CLASSIFIERS = [name for name, entry in MODELS.items() if entry.classifies]
 LARGE = ("vgg11", "resnet18", "feddhad_resnet18")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n, e in MODELS.items() if e.classifies]
+)
 def test_each_network_is_itself_in_lanes(name: str) -> None:
     """Dropout is each client's own, batch norm's statistics too."""
     size = {"resnet18": 8, "feddhad_resnet18": 16}.get(name, 32)
@@ -365,7 +368,7 @@ class After(LocalTerm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own(CrossEntropy):
+class Own(TaskLoss):
     """Does not know of padding."""
 
     skips_padding = False

@@ -13,7 +13,8 @@ from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.engine.cost import registration_bytes
-from fedsweep.experiment.build import build_experiment, build_world
+from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.build_world import build_world
 from fedsweep.reproduce.cell_texts import cell_text, headings, notes
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.table_file import TableFile
@@ -133,7 +134,7 @@ def test_cifars_labels_need_no_files_for_partitions_by_class_sizes() -> None:
     bare = label_data(load_config(CIFAR).scenario)
     assert bare.train_images.shape == (50_000, 3, 32, 32)
     ordered = {name: getattr(bare, name) for name in Dataset.__dataclass_fields__}
-    data = Dataset(**{**ordered, "train_labels": shuffled})
+    data = Dataset.images(**{**ordered, "train_labels": shuffled})
     server = {"validation": 0.1}
     for partition in (*PARTITIONS.values(), {"kind": "dirichlet_balanced", "dirichlet_alpha": 0.1}):
         config = load_config(given(CIFAR, method=AG, partition=partition, server_data=server))

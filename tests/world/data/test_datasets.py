@@ -14,7 +14,7 @@ from fedsweep.world.data.datasets import Dataset
 def floats(root, download):
     ramp = np.broadcast_to(np.linspace(0, 1, 8, dtype=np.float32), (3, 1, 8, 8)).copy()
     labels = np.array([0, 1, 0])
-    return Dataset(name=f"{root}|{download}", train_images=ramp, train_labels=labels, test_images=ramp,
+    return Dataset.images(name=f"{root}|{download}", train_images=ramp, train_labels=labels, test_images=ramp,
                    test_labels=labels, num_classes=2, scale=1.0, mean=(0.5,), std=(0.3,))
 
 def wrong(root, download):
@@ -69,6 +69,10 @@ def test_digits_split_is_fixed() -> None:
 def test_every_name_has_a_summary_and_a_source() -> None:
     assert tuple(DATASETS) == (
         "digits",
+        "lines",
+        "diabetes",
+        "shapes",
+        "multi_digits",
         "mnist",
         "fashion_mnist",
         "cifar10",
@@ -81,7 +85,7 @@ def test_every_name_has_a_summary_and_a_source() -> None:
     assert all(entry.summary and entry.source for entry in DATASETS.values())
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])
+@pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if name != "digits" and entry.task is None])
 def test_a_missing_data_set_is_one_error_with_address_and_place(name: str, tmp_path: Path) -> None:
     assert not is_present(name, root=str(tmp_path))
     with pytest.raises(DataError) as raised:

@@ -21,7 +21,7 @@ def small(**changes: Any) -> Dataset:
         "mean": (0.5, 0.5),
         "std": (0.5, 0.25),
     }
-    return Dataset(**{**fields, **changes})
+    return Dataset.images(**{**fields, **changes})
 
 
 def test_integers_become_int64_and_arrays_contiguous() -> None:

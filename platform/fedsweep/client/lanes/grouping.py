@@ -156,7 +156,7 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in module.modules()):
         return f"batch norm would take in what fills up smaller batches ({whole})"
     reading = [term.name for term in side.terms if term.has_own("loss")]
-    if reading or not side.objective.skips_padding:
+    if reading or not (side.objective.skips_padding and side.task.skips_padding):
         reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
         return f"the {reader} would take in what fills up smaller batches ({whole})"
     return None

@@ -79,9 +79,9 @@ class Tile:
         self._params, self._grads, self._buffers = self._bound()
         tensors, (self._spec, self._others) = pattern.companions()
         self._companions = [self._zeros(*t.shape, dtype=t.dtype) for t in tensors]
-        inputs, _ = pattern.batch(pattern.first)
+        inputs, targets = pattern.batch(pattern.first)
         self._inputs = self._zeros(pattern.batch_size, *inputs.shape[1:], dtype=inputs.dtype)
-        self._targets = self._zeros(pattern.batch_size, dtype=torch.int64)
+        self._targets = self._zeros(pattern.batch_size, *targets.shape[1:], dtype=targets.dtype)
         self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
         self._active = torch.ones(width, dtype=torch.bool, device=self._device)
         self._asking = _Asking(pattern.slot.module)
@@ -289,6 +289,7 @@ class Tile:
             stream=cast(Stream, _Seen("a stream of random numbers")),
             position=seen["facts"]["position"],
             learning_rate=cast(float, self._optimizer.rate),
+            task=self._side.task,
             client=cast(ClientFacts, _Seen("what the client knows of itself", **seen["facts"])),
             _eval_copy=self._eval_copy,
         )

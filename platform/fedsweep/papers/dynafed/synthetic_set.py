@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -87,7 +87,7 @@ def scratch_accuracy(run: RunView) -> float:
     _descend(model, synthetic, rate=_SCRATCH_RATE, passes=_SCRATCH_PASSES)
     world = experiment.world
     evaluator = Evaluator(replace(experiment, server_device="cpu"), world.test_images, world.test_labels)
-    return evaluator.test(GlobalModel(), {}, model, ()).accuracy
+    return cast(float, evaluator.test(GlobalModel(), {}, model, ()).accuracy)
 
 
 @lru_cache(maxsize=8)

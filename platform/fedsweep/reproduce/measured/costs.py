@@ -168,7 +168,7 @@ def label_data(scenario: Scenario) -> Dataset:
 def _even_labels(name: str, image_size: int | None) -> Dataset:
     num_classes, per_class = _EVEN_SETS[name]
     size = image_size or 32
-    return Dataset(
+    return Dataset.images(
         name=name,
         # Pages of zeros that nobody touches take no memory.
         train_images=np.zeros((num_classes * per_class, 3, size, size), np.uint8),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.streams import Stream
-from fedsweep.world.data import folder_sets, huggingface, leaf, torchvision_sets
+from fedsweep.world.data import folder_sets, generated, huggingface, leaf, torchvision_sets
 from fedsweep.world.data.files import default_root
 from fedsweep.world.data.record import Dataset
 
@@ -44,13 +44,13 @@ class DatasetSizes:
     Attributes:
         train: Training samples.
         test: Test samples.
-        image_shape: Channels, height and width.
+        image_shape: Channels, height and width; of other inputs, what they have.
         num_classes: How many classes there are.
     """
 
     train: int
     test: int
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     num_classes: int = 10
 
 
@@ -64,6 +64,7 @@ class DatasetEntry:
         sizes: How large it is.
         load: Called with the data folder and ``download=``.
         is_present: Whether its files seem to lie under a data folder; nothing is read.
+        task: What is learned of it, as ``scenario.task`` names it; None: its samples are classified.
     """
 
     summary: str
@@ -71,6 +72,7 @@ class DatasetEntry:
     sizes: DatasetSizes
     load: Callable[..., Dataset]
     is_present: Callable[[Path], bool]
+    task: str | None = None
 
 
 def is_present(name: str, *, root: str | None) -> bool:
@@ -117,6 +119,8 @@ def stand_in(name: str, *, image_size: int | None = None) -> Dataset:
         name: One of :data:`DATASETS`.
         image_size: As of :func:`load_dataset`.
     """
+    if DATASETS[name].task is not None:
+        return load_dataset(name, root=None, download=False, image_size=image_size)  # they come with the package
     sizes = DATASETS[name].sizes
     channels, height, width = sizes.image_shape
     shape = (channels, image_size or height, image_size or width)
@@ -125,7 +129,7 @@ def stand_in(name: str, *, image_size: int | None = None) -> Dataset:
         part: (np.zeros((count, *shape), np.uint8), np.arange(count) % sizes.num_classes)
         for part, count in (("train", sizes.train), ("test", sizes.test))
     }
-    return Dataset(
+    return Dataset.images(
         name=name,
         train_images=parts["train"][0],
         train_labels=parts["train"][1],
@@ -146,13 +150,15 @@ def _root_path(root: str | None) -> Path:
 
 
 def _resize(dataset: Dataset, size: int) -> Dataset:
+    if dataset.pixels is None:
+        raise ConfigError(
+            f"scenario.image_size={size} resizes pictures, but data set {dataset.name!r} has none; leave it out"
+        )
     if dataset.image_shape[1:] == (size, size):
         return dataset
-    return replace(
-        dataset,
-        train_images=_resize_images(dataset.train_images, size),
-        test_images=_resize_images(dataset.test_images, size),
-    )
+    parts = {"train": dataset.train, "test": dataset.test}
+    resized = {name: replace(part, inputs=_resize_images(part.inputs, size)) for name, part in parts.items()}
+    return replace(dataset, train=resized["train"], test=resized["test"])
 
 
 def _resize_images(images: NDArray[Any], size: int) -> NDArray[Any]:
@@ -182,7 +188,7 @@ def _load_digits(root: Path, *, download: bool) -> Dataset:
     test = _stratified(labels, num_chosen=_NUM_DIGITS_TEST, stream=Stream(("digits-split",)))
     train = np.setdiff1d(np.arange(len(labels)), test)
     pixels = images[train] / 16.0
-    return Dataset(
+    return Dataset.images(
         name="digits",
         train_images=images[train],
         train_labels=labels[train],
@@ -220,6 +226,38 @@ DATASETS: dict[str, DatasetEntry] = {
         sizes=DatasetSizes(train=1_437, test=360, image_shape=(1, 8, 8)),
         load=_load_digits,
         is_present=lambda root: True,
+    ),
+    "lines": DatasetEntry(
+        summary="lines of a small grammar by 40 speakers, 29 letters, 1280 + 320; generated",
+        source="this package",
+        sizes=DatasetSizes(train=1_280, test=320, image_shape=(32,), num_classes=29),
+        load=generated.load_lines,
+        is_present=lambda root: True,
+        task="next_token",
+    ),
+    "diabetes": DatasetEntry(
+        summary="ten measurements of 442 patients, a number to be told, 354 + 88; comes with the package",
+        source="Efron, Hastie, Johnstone and Tibshirani 2004",
+        sizes=DatasetSizes(train=354, test=88, image_shape=(10,), num_classes=0),
+        load=generated.load_diabetes,
+        is_present=lambda root: True,
+        task="regression",
+    ),
+    "shapes": DatasetEntry(
+        summary="16x16 grey squares, discs and crosses, a class for each pixel, 800 + 200; generated",
+        source="this package",
+        sizes=DatasetSizes(train=800, test=200, image_shape=(1, 16, 16), num_classes=4),
+        load=generated.load_shapes,
+        is_present=lambda root: True,
+        task="segmentation",
+    ),
+    "multi_digits": DatasetEntry(
+        summary="8x16 grey, two of the digits side by side, ten labels, 2000 + 500; comes with the package",
+        source="UCI optical recognition of handwritten digits, Alpaydin and Kaynak 1998",
+        sizes=DatasetSizes(train=2_000, test=500, image_shape=(1, 8, 16)),
+        load=lambda root, *, download: generated.paired(_load_digits(root, download=download)),
+        is_present=lambda root: True,
+        task="multi_label",
     ),
     "mnist": DatasetEntry(
         summary="28x28 grey digits, 10 classes, 60,000 + 10,000",

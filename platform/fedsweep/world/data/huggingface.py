@@ -141,7 +141,7 @@ def _dataset(source: _Source, *, image_size: int | None) -> Dataset:
     )
     values = arrays["train_images"] / np.float32(255)
     names = getattr(used[0].features[labels], "names", None)
-    return Dataset(
+    return Dataset.images(
         name=source.name,
         **{key: values for key, values in arrays.items() if key != "train_writers"},
         num_classes=len(names) if names else int(arrays["train_labels"].max()) + 1,

@@ -1,138 +1,331 @@
-"""The record of a data set in memory, and the checks that any data set must pass, a user's own included."""
+"""The record of a data set in memory, and the checks that any data set must pass, a user's own included.
+
+Shape letters: S samples, C channels, H x W pixels.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import DataError
 
+Array = NDArray[Any]
+# What inputs and targets may be: bool, integers, floats of up to 64 bits.
+_KINDS = "buif"
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Dataset:
-    """Images with labels, for training and for testing; S training samples, C channels, H x W pixels.
 
-    Labels and writers may be given as any integers, arrays in any memory order; they are brought to the types below.
+@dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """The constants by which a data set's pictures are normalised.
+
+    Attributes:
+        scale: The pixel value that maps to 1.0, > 0.
+        mean: Per channel, of the pixels divided by ``scale``.
+        std: Per channel, likewise, > 0.
+    """
+
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def check(self, where: str, *, num_channels: int) -> None:
+        """Refuse constants that can't be.
+
+        Raises:
+            DataError: The message says ``where``.
+        """
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise DataError(f"{where}scale > 0 must hold, but is {self.scale}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != num_channels or not all(math.isfinite(value) for value in values):
+                raise DataError(
+                    f"{where}{name} must hold one finite number per channel ({num_channels}), but is {values}"
+                )
+        if min(self.std) <= 0:
+            raise DataError(f"{where}std > 0 must hold, but is {self.std}")
+
+
+class Pictures(TypedDict):
+    """The parameters of :meth:`Dataset.images`; S training samples, C channels, H x W pixels.
+
+    Labels and writers may be given as any integers, arrays in any memory order.
 
     Attributes:
         name: What it is called in tables.
-        train_images: ``[S, C, H, W]``, uint8, or float32 for a user's own; C-contiguous.
-        train_labels: ``[S]`` int64, each in ``0 .. num_classes - 1``.
+        train_images: ``[S, C, H, W]``, uint8, or float32 for a user's own.
+        train_labels: ``[S]``, each in ``0 .. num_classes - 1``.
         test_images: ``[S_test, C, H, W]``, of the same type and image shape.
-        test_labels: ``[S_test]`` int64.
+        test_labels: ``[S_test]``.
         num_classes: How many classes there are, at least 1; a class without samples is allowed.
         scale: The pixel value that maps to 1.0, > 0.
         mean: Per channel, of the pixels divided by ``scale``.
         std: Per channel, likewise, > 0.
-        writers: ``[S]`` int64, >= 0: each training sample's natural client; None where there is none.
+        writers: ``[S]``, >= 0: each training sample's natural client; None where there is none.
         class_names: One per class, or empty.
-
-    Raises:
-        DataError: shapes, types or ranges are wrong, or a value is not finite.
     """
 
     name: str
-    train_images: NDArray[np.uint8] | NDArray[np.float32]
-    train_labels: NDArray[np.int64]
-    test_images: NDArray[np.uint8] | NDArray[np.float32]
-    test_labels: NDArray[np.int64]
+    train_images: Array
+    train_labels: Array
+    test_images: Array
+    test_labels: Array
     num_classes: int
     scale: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    writers: NDArray[np.int64] | None = None
-    class_names: tuple[str, ...] = ()
+    mean: Sequence[float]
+    std: Sequence[float]
+    writers: NotRequired[Array | None]
+    class_names: NotRequired[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """Inputs with targets, of any shape and type.
+
+    Attributes:
+        inputs: ``[S, ...]`` of integers, floats or bool; or several such arrays by name, which the model gets by
+            keyword (they become one structured array). Text of several lengths is padded, with a mask beside it.
+        targets: ``[S, ...]``, integers or floats: what the task makes of them, it checks.
+        groups: ``[S]``, each sample's natural client (writer, speaker, hospital), >= 0; None where there is none.
+        strata: ``[S]``, >= 0: what partitions by class go by; None: what the task makes of the targets.
+
+    Raises:
+        DataError: An array is empty, of another type or length, or not finite.
+    """
+
+    inputs: Array
+    targets: Array
+    groups: NDArray[np.int64] | None = None
+    strata: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         """Check everything, and bring the arrays to their types."""
-        if self.num_classes < 1:
-            raise DataError(f"data set {self.name!r}: num_classes >= 1 must hold, but is {self.num_classes}")
-        for part in ("train", "test"):
-            images = self._checked_images(f"{part}_images")
-            labels = self._checked_integers(f"{part}_labels", length=len(images))
-            if labels.max() >= self.num_classes:
+        inputs: Any = self.inputs
+        packed = _packed(inputs) if isinstance(inputs, Mapping) else _array(inputs, "inputs")
+        object.__setattr__(self, "inputs", packed)
+        object.__setattr__(self, "targets", _array(self.targets, "targets"))
+        if len(self.targets) != len(packed):
+            raise DataError(f"targets must be one per sample ({len(packed)}), but are {len(self.targets)}")
+        for name in ("groups", "strata"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, integers(getattr(self, name), name, length=len(packed)))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def taken(self, index: NDArray[np.int64]) -> Samples:
+        """Return some of the samples."""
+        more = {name: None if (v := getattr(self, name)) is None else v[index] for name in ("groups", "strata")}
+        return Samples(inputs=self.inputs[index], targets=self.targets[index], **more)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """Samples for training and for testing. Of labelled pictures :meth:`images` makes one.
+
+    Attributes:
+        name: What it is called in tables.
+        train: For training.
+        test: For testing, with inputs and targets of the same shapes and types.
+        num_classes: Classes, labels or words; 0 where targets are no such thing. A class without samples is allowed.
+        class_names: One per class, or empty.
+        pixels: How pictures ``[S, C, H, W]`` are normalised; None: inputs are no pictures.
+
+    Raises:
+        DataError: Shapes, types or ranges are wrong.
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    num_classes: int = 0
+    class_names: tuple[str, ...] = ()
+    pixels: Pixels | None = None
+
+    def __post_init__(self) -> None:
+        """Check that training and test fit."""
+        for part in ("inputs", "targets"):
+            train, test = getattr(self.train, part), getattr(self.test, part)
+            if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
                 raise DataError(
-                    f"data set {self.name!r}: {part}_labels must lie in 0..{self.num_classes - 1}, but one is "
-                    f"{labels.max()}; correct the labels or num_classes={self.num_classes}"
+                    f"data set {self.name!r}: training and test {part} must have one shape and type, but are "
+                    f"{train.shape[1:]} {train.dtype} and {test.shape[1:]} {test.dtype}"
                 )
-        train, test = self.train_images, self.test_images
-        if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
-            raise DataError(
-                f"data set {self.name!r}: training and test images must have one shape and type, but are "
-                f"{train.shape[1:]} {train.dtype} and {test.shape[1:]} {test.dtype}"
-            )
-        if self.writers is not None:
-            self._checked_integers("writers", length=len(train))
-        self._check_constants()
-
-    @property
-    def num_channels(self) -> int:
-        """C, the number of colour channels."""
-        return int(self.train_images.shape[1])
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        channels, height, width = self.train_images.shape[1:]
-        return int(channels), int(height), int(width)
-
-    def _checked_images(self, field: str) -> NDArray[np.uint8] | NDArray[np.float32]:
-        images = getattr(self, field)
-        if not isinstance(images, np.ndarray) or images.ndim != 4 or 0 in images.shape:
-            shape = getattr(images, "shape", type(images).__name__)
-            raise DataError(f"data set {self.name!r}: {field} must be a non-empty array [S, C, H, W], but is {shape}")
-        if images.dtype not in (np.uint8, np.float32):
-            raise DataError(f"data set {self.name!r}: {field} must be uint8 or float32, but is {images.dtype}")
-        if images.dtype == np.float32 and not np.isfinite(images).all():
-            raise DataError(f"data set {self.name!r}: {field} must be finite, but holds NaN or infinite values")
-        # By way of one dimension: an axis of length 1 may have any step and be contiguous. Torch's convolutions go by
-        # the steps, and pickling mends them, so that a run on actors would round otherwise than one in this process.
-        images = np.ascontiguousarray(images).reshape(-1).reshape(images.shape)
-        object.__setattr__(self, field, images)
-        return images
-
-    def _checked_integers(self, field: str, *, length: int) -> NDArray[np.int64]:
-        values = getattr(self, field)
-        is_integer = isinstance(values, np.ndarray) and np.issubdtype(values.dtype, np.integer)
-        if not is_integer or values.shape != (length,):
-            kind = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-            raise DataError(
-                f"data set {self.name!r}: {field} must be integers, one per image, of shape ({length},), but is {kind}"
-            )
-        if values.min() < 0:
-            raise DataError(f"data set {self.name!r}: {field} must not be negative, but one is {values.min()}")
-        values = np.ascontiguousarray(values, dtype=np.int64)
-        object.__setattr__(self, field, values)
-        return values
-
-    def _check_constants(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise DataError(f"data set {self.name!r}: scale > 0 must hold, but is {self.scale}")
-        for field in ("mean", "std"):
-            values = tuple(float(value) for value in getattr(self, field))
-            if len(values) != self.num_channels or not all(math.isfinite(value) for value in values):
-                raise DataError(
-                    f"data set {self.name!r}: {field} must hold one finite number per channel "
-                    f"({self.num_channels}), but is {values}"
-                )
-            object.__setattr__(self, field, values)
-        if min(self.std) <= 0:
-            raise DataError(f"data set {self.name!r}: std > 0 must hold, but is {self.std}")
+        if self.num_classes < 0:
+            raise DataError(f"data set {self.name!r}: num_classes >= 0 must hold, but is {self.num_classes}")
         if self.class_names and len(self.class_names) != self.num_classes:
             raise DataError(
                 f"data set {self.name!r}: class_names must hold num_classes={self.num_classes} names or none, but "
                 f"holds {len(self.class_names)}"
             )
 
+    @classmethod
+    def images(cls, **pictures: Unpack[Pictures]) -> Dataset:
+        """Make a data set of labelled pictures; its parameters are those of :class:`Pictures`.
+
+        Raises:
+            DataError: Shapes, types or ranges are wrong, or a value is not finite.
+        """
+        name, num_classes = pictures["name"], pictures["num_classes"]
+        if num_classes < 1:
+            raise DataError(f"data set {name!r}: num_classes >= 1 must hold, but is {num_classes}")
+        where = f"data set {name!r}: "
+        train = _pictures(pictures["train_images"], f"{where}train_images")
+        test = _pictures(pictures["test_images"], f"{where}test_images")
+        parts = (("train", pictures["train_labels"], train), ("test", pictures["test_labels"], test))
+        labels = {
+            part: _labels(values, f"{where}{part}_labels", length=len(images), num_classes=num_classes)
+            for part, values, images in parts
+        }
+        if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+            raise DataError(
+                f"{where}training and test images must have one shape and type, but are "
+                f"{train.shape[1:]} {train.dtype} and {test.shape[1:]} {test.dtype}"
+            )
+        writers = pictures.get("writers")
+        groups = None if writers is None else integers(writers, f"{where}writers", length=len(train), each="image")
+        constants = Pixels(
+            scale=pictures["scale"],
+            mean=tuple(map(float, pictures["mean"])),
+            std=tuple(map(float, pictures["std"])),
+        )
+        constants.check(where, num_channels=train.shape[1])
+        return cls(
+            name=name,
+            train=Samples(inputs=train, targets=labels["train"], groups=groups),
+            test=Samples(inputs=test, targets=labels["test"]),
+            num_classes=num_classes,
+            class_names=tuple(pictures.get("class_names", ())),
+            pixels=constants,
+        )
+
+    # What pictures have always been called by.
+
+    @property
+    def train_images(self) -> Array:
+        """The training inputs ``[S, ...]``."""
+        return self.train.inputs
+
+    @property
+    def train_labels(self) -> Array:
+        """The training targets ``[S, ...]``."""
+        return self.train.targets
+
+    @property
+    def test_images(self) -> Array:
+        """The test inputs."""
+        return self.test.inputs
+
+    @property
+    def test_labels(self) -> Array:
+        """The test targets."""
+        return self.test.targets
+
+    @property
+    def writers(self) -> NDArray[np.int64] | None:
+        """The training samples' groups."""
+        return self.train.groups
+
+    @property
+    def scale(self) -> float:
+        """The pixel value that maps to 1.0; 1 where there are no pixels."""
+        return 1.0 if self.pixels is None else self.pixels.scale
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """The pixels' mean by channel."""
+        return () if self.pixels is None else self.pixels.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """The pixels' standard deviation by channel."""
+        return () if self.pixels is None else self.pixels.std
+
+    @property
+    def num_channels(self) -> int:
+        """C, the number of colour channels."""
+        return int(self.train.inputs.shape[1])
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        channels, height, width = self.train.inputs.shape[1:]
+        return int(channels), int(height), int(width)
+
+
+def integers(values: Any, what: str, *, length: int, each: str = "sample") -> NDArray[np.int64]:
+    """Return integers >= 0, one for each sample, as int64 [S].
+
+    Raises:
+        DataError: They are something else; the message says ``what``.
+    """
+    if not (isinstance(values, np.ndarray) and np.issubdtype(values.dtype, np.integer) and values.shape == (length,)):
+        kind = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise DataError(f"{what} must be integers, one per {each}, of shape ({length},), but is {kind}")
+    if values.min() < 0:
+        raise DataError(f"{what} must not be negative, but one is {values.min()}")
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _array(values: Any, what: str) -> Array:
+    """Return an array in one piece of memory, or a structured one as it is."""
+    if not isinstance(values, np.ndarray) or values.ndim < 1 or 0 in values.shape:
+        shape = getattr(values, "shape", type(values).__name__)
+        raise DataError(f"{what} must be a non-empty array [samples, ...], but is {shape}")
+    if values.dtype.names is None and values.dtype.kind not in _KINDS:
+        raise DataError(f"{what} must be bool, integers or floats, but is {values.dtype}")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise DataError(f"{what} must be finite, but holds NaN or infinite values")
+    return _contiguous(values)
+
+
+def _contiguous(values: Array) -> Array:
+    # By way of one dimension: an axis of length 1 may have any step and be contiguous. Torch's convolutions go by
+    # the steps, and pickling mends them, so that a run on actors would round otherwise than one in this process.
+    return np.ascontiguousarray(values).reshape(-1).reshape(values.shape)
+
+
+def _packed(inputs: Mapping[str, Array]) -> Array:
+    """Return several arrays as one structured array [S] with a field for each: it is indexed and sent as any other."""
+    arrays = {name: _array(values, f"inputs[{name!r}]") for name, values in inputs.items()}
+    if not arrays or not all(name.isidentifier() for name in arrays):
+        raise DataError(f"inputs by name need names that a function's parameters can have, but got {[*arrays]}")
+    lengths = {name: len(values) for name, values in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"inputs by name must be equally many, but are {lengths}")
+    packed = np.empty(next(iter(lengths.values())), [(name, v.dtype, v.shape[1:]) for name, v in arrays.items()])
+    for name, values in arrays.items():
+        packed[name] = values
+    return packed
+
+
+def _labels(values: Any, what: str, *, length: int, num_classes: int) -> NDArray[np.int64]:
+    labels = integers(values, what, length=length, each="image")
+    if labels.max() >= num_classes:
+        raise DataError(
+            f"{what} must lie in 0..{num_classes - 1}, but one is {labels.max()}; correct the labels or "
+            f"num_classes={num_classes}"
+        )
+    return labels
+
+
+def _pictures(images: Any, what: str) -> Array:
+    if not isinstance(images, np.ndarray) or images.ndim != 4 or 0 in images.shape:
+        shape = getattr(images, "shape", type(images).__name__)
+        raise DataError(f"{what} must be a non-empty array [S, C, H, W], but is {shape}")
+    if images.dtype not in (np.uint8, np.float32):
+        raise DataError(f"{what} must be uint8 or float32, but is {images.dtype}")
+    return _array(images, what)
+
 
 def of_bytes(
     name: str,
-    arrays: Mapping[str, NDArray[Any]],
+    arrays: Mapping[str, Array],
     *,
     pixels: tuple[tuple[float, ...], tuple[float, ...]],
     class_names: Sequence[str],
@@ -141,10 +334,12 @@ def of_bytes(
 
     Args:
         name: What it is called in tables.
-        arrays: The images and labels, perhaps the writers, by their names in :class:`Dataset`.
+        arrays: The images and labels, perhaps the writers, by their names in :meth:`Dataset.images`.
         pixels: Mean and standard deviation per channel, of the pixels divided by 255.
         class_names: One per class.
     """
     mean, std = pixels
     names = tuple(class_names)
-    return Dataset(name=name, **arrays, num_classes=len(names), scale=255.0, mean=mean, std=std, class_names=names)
+    return Dataset.images(
+        name=name, **arrays, num_classes=len(names), scale=255.0, mean=mean, std=std, class_names=names
+    )

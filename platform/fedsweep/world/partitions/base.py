@@ -19,11 +19,15 @@ from fedsweep.world.partitions.draws import Indices
 class Partition(Checked, ABC):
     """A rule that splits S training samples among clients.
 
+    Class attributes:
+        needs_strata: It goes by classes, or what stands for them.
+
     Attributes:
         source: Who proposed it; for listings.
     """
 
     section: ClassVar[str] = "scenario.partition"
+    needs_strata: ClassVar[bool] = False
 
     source: ClassVar[str] = ""
     # Clients are drawn one by one, when they are asked for; then they may share samples.

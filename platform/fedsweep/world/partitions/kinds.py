@@ -64,6 +64,7 @@ class Classes(Partition):
         classes_per_client: K, from 1 to the number of classes.
     """
 
+    needs_strata: ClassVar[bool] = True
     source: ClassVar[str] = "DynamicFL's authors, after McMahan et al. 2017"
     classes_per_client: Count = 2
 
@@ -121,6 +122,7 @@ class Dirichlet(Partition):
         repair: Instead of giving up, take the best draw and move samples from the largest clients to those too small.
     """
 
+    needs_strata: ClassVar[bool] = True
     source: ClassVar[str] = "Li et al. 2022 (NIID-Bench); FedDHAD, DynamicFL"
     dirichlet_alpha: Positive
     min_samples: Count = 5
@@ -187,6 +189,7 @@ class Quantity(Dirichlet):
         repair: Instead of giving up, take the best draw and move samples from the largest clients to those too small.
     """
 
+    needs_strata: ClassVar[bool] = False
     source: ClassVar[str] = "Li et al. 2022 (NIID-Bench), quantity skew"
 
     def split(
@@ -213,6 +216,7 @@ class BalancedDirichlet(Partition):
         dirichlet_alpha: Concentration, > 0; small means few classes per client.
     """
 
+    needs_strata: ClassVar[bool] = True
     source: ClassVar[str] = "DynaFed's authors"
     dirichlet_alpha: Positive
 

@@ -1,0 +1,227 @@
+"""From a configuration to its world: the scenario as objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsweep.catalog import bound
+from fedsweep.client.shards import TrainingData
+from fedsweep.config.scenario import Scenario
+from fedsweep.config.schema import Config
+from fedsweep.errors import ConfigError, DataError
+from fedsweep.experiment.clients import check_drawn, client_profiles
+from fedsweep.experiment.experiment import World
+from fedsweep.streams import stream
+from fedsweep.tasks.base import Task
+from fedsweep.tasks.kinds import Classification
+from fedsweep.world.data.datasets import Dataset, load_dataset
+from fedsweep.world.drift import Drift
+from fedsweep.world.partitions.base import check_parts
+from fedsweep.world.population import Built, Drawn
+from fedsweep.world.stragglers import WaitForAll
+from fedsweep.world.transforms import Transform
+
+
+def build_world(config: Config, dataset: Dataset) -> World:
+    """Build the scenario as objects.
+
+    Raises:
+        InputError: A part of the scenario is wrong or does not fit the data.
+    """
+    scenario, seed, rounds = config.scenario, config.seed, config.training.rounds
+    task = build_task(config, dataset)
+    strata = strata_of(dataset, task)
+    num_strata = max(task.num_strata, int(strata.max()) + 1)
+    check_kinds(config, dataset, has_strata=num_strata > 1)
+    validation, proxy, rest = server_share(strata, num_strata, scenario, seed)
+    sizes = {"num_classes": num_strata, "num_rounds": rounds, "num_clients": scenario.clients}
+    drift = built(config, "scenario.drift", **sizes)
+    indices = _split(config, dataset, rest, drift, strata=strata, num_strata=num_strata)
+    availability = built(config, "scenario.availability", **sizes)
+    if isinstance(indices, Drawn):
+        check_drawn(config, drift, availability)
+    budget = built(config, "scenario.budgets")
+    images, labels = _skewed(config, dataset, indices, drift), dataset.train_labels
+    devices = built(config, "scenario.devices", num_clients=scenario.clients, run_seed=seed)
+    return World(
+        data=TrainingData(
+            images=images,
+            labels=labels,
+            transform=_transform(config, dataset),
+            num_classes=num_strata,
+            strata=strata,
+            task=task,
+        ),
+        test_images=dataset.test_images,
+        test_labels=dataset.test_labels,
+        indices=indices,
+        profiles=client_profiles(strata, num_strata, indices, devices),
+        validation=None if validation is None else (images[validation], labels[validation]),
+        proxy=_proxy(scenario, dataset, proxy, seed),
+        drift=drift,
+        availability=availability,
+        budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
+        stragglers=built(config, "scenario.devices.stragglers") or WaitForAll(),
+    )
+
+
+def built(config: Config, key: str, **provided: Any) -> Any:
+    """Build the object that a key names; None where it is null."""
+    item = bound(config, key)
+    return None if item is None else item.build(**provided)
+
+
+def build_task(config: Config, dataset: Dataset) -> Task:
+    """Build the task of a data set, and check the data set against it.
+
+    Raises:
+        DataError: The targets are not what the task learns.
+    """
+    shape = tuple(int(size) for size in dataset.train.targets.shape[1:])
+    item = bound(config, "scenario.task")
+    if item is None:
+        if dataset.num_classes < 1 or shape or dataset.train.targets.dtype.kind not in "iu":
+            raise DataError(
+                f"data set {dataset.name!r}: its targets are {dataset.train.targets.dtype} of shape {list(shape)} for"
+                f" each sample and num_classes={dataset.num_classes}, so they are no classes; name the task, e.g."
+                " scenario.task: {kind: regression}"
+            )
+        return Classification(num_classes=dataset.num_classes)
+    task: Task = item.build(num_classes=dataset.num_classes, target_shape=shape)
+    for part, samples in (("train", dataset.train), ("test", dataset.test)):
+        task.check(samples.targets, f"data set {dataset.name!r}: {part} targets")
+    return task
+
+
+def strata_of(dataset: Dataset, task: Task) -> np.ndarray:
+    """Return what the training samples are split by [S]: the data set's strata, or the task's; zeros without any."""
+    own = dataset.train.strata if dataset.train.strata is not None else task.strata(dataset.train.targets)
+    return np.zeros(len(dataset.train), np.int64) if own is None else own
+
+
+def check_kinds(config: Config, dataset: Dataset, *, has_strata: bool) -> None:
+    """Refuse parts of a scenario that the data are not of the kind for.
+
+    Args:
+        config: A loaded configuration.
+        dataset: The data.
+        has_strata: Samples have classes, or what stands for them.
+
+    Raises:
+        ConfigError: A part goes by classes or by pixels, and there are none.
+    """
+    item, named = bound(config, "scenario.partition"), f"data set {dataset.name!r}"
+    kind = config.scenario.task.kind if config.scenario.task else "classification"
+    if not has_strata and getattr(item.builder, "needs_strata", False):
+        raise ConfigError(
+            f"scenario.partition {item.name} goes by classes, but {named} has none for task {kind}; set"
+            f" scenario.partition to {{kind: {'iid' if dataset.writers is None else 'writer'}}}, or give Samples strata"
+        )
+    if not has_strata and config.scenario.drift is not None:
+        raise ConfigError(f"scenario.drift goes by classes, but {named} has none for task {kind}; set it to null")
+    if config.scenario.feature_skew is not None and dataset.pixels is None:
+        raise ConfigError(f"scenario.feature_skew changes pictures, but {named} has none; set it to null")
+
+
+def _transform(config: Config, dataset: Dataset) -> Transform:
+    item = bound(config, "scenario.transform")
+    transform: Transform = item.build(dataset)
+    if transform.pictures and dataset.pixels is None:
+        raise ConfigError(
+            f"scenario.transform {item.name} is for pictures, but data set {dataset.name!r} has none;"
+            " set it to normalize"
+        )
+    return transform
+
+
+def server_share(
+    strata: np.ndarray, num_strata: int, scenario: Scenario, seed: int
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray]:
+    """Return indices that the server keeps for validation and as proxy data, and the rest; drawn class by class."""
+    server_data = scenario.server_data
+    generator = stream(seed, "server data").numpy()
+    validation: list[np.ndarray] = []
+    proxy: list[np.ndarray] = []
+    rest: list[np.ndarray] = []
+    for label in range(num_strata):
+        members = generator.permutation(np.flatnonzero(strata == label))
+        num_validation = round(server_data.validation * len(members))
+        num_proxy = (server_data.proxy.per_class if server_data.proxy is not None else None) or 0
+        if num_validation + num_proxy > len(members):
+            raise DataError(
+                f"scenario.server_data keeps {num_validation} + {num_proxy} samples of class {label}, but the training"
+                f" set has {len(members)}; lower validation or proxy.per_class"
+            )
+        validation.append(members[:num_validation])
+        proxy.append(members[num_validation : num_validation + num_proxy])
+        rest.append(members[num_validation + num_proxy :])
+    joined = [np.sort(np.concatenate(part)) for part in (validation, proxy, rest)]
+    return (
+        joined[0] if server_data.validation else None,
+        joined[1] if server_data.proxy is not None and server_data.proxy.per_class is not None else None,
+        joined[2],
+    )
+
+
+def _split(
+    config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | None, *, strata: np.ndarray, num_strata: int
+) -> Sequence[np.ndarray]:
+    """Return each client's samples, as indices into the training set."""
+    scenario, partition = config.scenario, bound(config, "scenario.partition").build()
+    if drift is not None and drift.pool == "all" and not partition.draws_clients:
+        return (rest,) * scenario.clients
+    parts = partition.split(
+        strata[rest],
+        scenario.clients,
+        stream(config.seed, "partition"),
+        num_classes=num_strata,
+        writers=None if dataset.writers is None else dataset.writers[rest],
+    )
+    if partition.draws_clients:
+        return Built(length=scenario.clients, build=lambda k: rest[parts[k]])
+    check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
+    return tuple(rest[part] for part in parts)
+
+
+def _skewed(config: Config, dataset: Dataset, indices: Sequence[np.ndarray], drift: Drift | None) -> np.ndarray:
+    """Return the training images, those of each client as ``scenario.feature_skew`` has them."""
+    skew = built(config, "scenario.feature_skew")
+    if skew is None:
+        return dataset.train_images
+    if drift is not None and drift.pool == "all":
+        raise ConfigError(
+            f"scenario.feature_skew gives each client pictures of its own, but under scenario.drift kind"
+            f" {config.scenario.drift.kind!r} all clients draw from the same; set one of them to null"  # type: ignore[union-attr]
+        )
+    draws = stream(config.seed, "feature skew")
+    changed: np.ndarray = skew.apply(dataset.train_images, indices, scale=dataset.scale, stream=draws)
+    return changed
+
+
+def _proxy(
+    scenario: Scenario, dataset: Dataset, chosen: np.ndarray | None, seed: int
+) -> tuple[np.ndarray, np.ndarray | None] | None:
+    proxy = scenario.server_data.proxy
+    if proxy is None:
+        return None
+    if proxy.dataset is not None and proxy.samples is not None:
+        return _foreign(scenario, dataset, name=proxy.dataset, samples=proxy.samples, seed=seed), None
+    return dataset.train_images[chosen], dataset.train_labels[chosen] if proxy.labelled else None
+
+
+def _foreign(scenario: Scenario, dataset: Dataset, *, name: str, samples: int, seed: int) -> np.ndarray:
+    """Return images of another data set, in the shape of this one's; its classes mean nothing here."""
+    size = int(dataset.train_images.shape[-1])
+    foreign = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
+    same = foreign.train_images.shape[1:] == dataset.train_images.shape[1:] and foreign.scale == dataset.scale
+    if not same or samples > len(foreign.train_images):
+        raise DataError(
+            f"scenario.server_data.proxy: {samples} samples of {name} can't stand beside {dataset.name}: it has"
+            f" {len(foreign.train_images)} of shape {foreign.train_images.shape[1:]} and scale {foreign.scale:g}, but"
+            f" {dataset.train_images.shape[1:]} and {dataset.scale:g} are needed; choose another set, or fewer samples"
+        )
+    chosen = stream(seed, "proxy data").numpy().choice(len(foreign.train_images), size=samples, replace=False)
+    return foreign.train_images[np.sort(chosen)]

@@ -1,0 +1,97 @@
+"""A small causal transformer over tokens: next-token prediction.
+
+Shape letters: B samples, T positions, V words, H heads, D values per head.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.errors import ConfigError
+from fedsweep.models.attention import SelfAttention
+from fedsweep.models.network import InputShape, Network
+from fedsweep.models.unit_groups import UnitGroup
+
+
+class _Block(nn.Module):
+    """Causal attention and MLP, each after a layer norm and added to the tokens ``[B, T, width]``."""
+
+    def __init__(self, width: int, *, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = SelfAttention(width, heads=heads, head_width=width // heads, causal=True)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.gelu = nn.GELU()
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return tokens of the same shape."""
+        heads = self.attention(self.norm1(tokens))
+        tokens = tokens + self.project(heads.transpose(1, 2).flatten(2))
+        mixed: Tensor = tokens + self.fc2(self.gelu(self.fc1(self.norm2(tokens))))
+        return mixed
+
+
+@final
+class Transformer(Network):
+    """Learned embeddings of words and positions, pre-norm blocks of causal self-attention, layer norm, linear layer.
+
+    Takes ids ``[B, T]`` and gives scores of the word at each position ``[B, T, V]``; no position sees a later one.
+
+    Source: Vaswani et al. (2017), the decoder's side; pre-norm and learned positions: Radford et al. (2019), GPT-2.
+
+    Args:
+        input_shape: (T,).
+        num_classes: V.
+        depth: Blocks, at least 1.
+        width: Features of a token, a multiple of the heads.
+        heads: Attention heads in each block, at least 1.
+    """
+
+    has_features = False
+
+    def __init__(
+        self, *, input_shape: InputShape, num_classes: int, depth: int = 2, width: int = 64, heads: int = 4
+    ) -> None:
+        super().__init__(input_shape=input_shape, num_classes=num_classes)
+        for name, value in {"depth": depth, "width": width, "heads": heads}.items():
+            if value < 1:
+                raise ConfigError(f"model.{name} must be at least 1, but got {value}")
+        if width % heads:
+            raise ConfigError(
+                f"model.width must be a multiple of model.heads, but got width={width}, heads={heads}; change one"
+            )
+        if len(self.input_shape) != 1:
+            raise ConfigError(
+                f"model 'transformer' takes ids [positions], but a sample is {list(input_shape)}; choose another model"
+            )
+        self.words = nn.Embedding(num_classes, width)
+        self.positions = nn.Parameter(torch.empty(self.input_shape[0], width))
+        self.blocks = nn.Sequential(*(_Block(width, heads=heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.classifier = nn.Linear(width, num_classes)
+        nn.init.normal_(self.words.weight, std=0.02)
+        nn.init.normal_(self.positions, std=0.02)
+
+    @property
+    def feature_width(self) -> int:
+        return self.classifier.in_features
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return the normalised tokens ``[B, T, width]``."""
+        tokens = self.words(inputs) + self.positions[: inputs.shape[1]]
+        normalised: Tensor = self.norm(self.blocks(tokens))
+        return normalised
+
+    def head(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.classifier(features)
+        return scores
+
+    def unit_groups(self) -> tuple[UnitGroup, ...]:
+        """Return none."""
+        return ()

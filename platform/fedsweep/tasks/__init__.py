@@ -1,0 +1,1 @@
+"""Tasks: what is learned of the samples, and how it is judged."""

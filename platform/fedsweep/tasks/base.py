@@ -1,0 +1,121 @@
+"""Base of tasks: the loss, the sums that a test adds up, and the figures that follow from them.
+
+Shape letters: S samples, B samples of a batch, C classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsweep.errors import DataError
+from fedsweep.parameters.ranges import Checked
+from fedsweep.tasks.declaration import Declaration
+
+Tally = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Checked, ABC):
+    """The thing that is learned of samples, and how it is judged.
+
+    A concrete task is a frozen dataclass; its further fields are parameters of ``scenario.task``.
+
+    Class attributes:
+        measures: The figures of :meth:`scores` by name and how to read them; the first one leads.
+        has_classes: A sample's target is its class, and its outputs are the logits [C].
+        skips_padding: A sample with the target -100 does not count in the loss, not even in the mean.
+        source: Where it comes from; for listings.
+
+    Attributes:
+        num_classes: Classes, labels or words of the data set; 0 where it has none.
+        target_shape: Of one sample's target; empty: it is one number.
+    """
+
+    section: ClassVar[str] = "scenario.task"
+    measures: ClassVar[Mapping[str, Declaration]] = {}
+    has_classes: ClassVar[bool] = False
+    skips_padding: ClassVar[bool] = False
+    source: ClassVar[str] = ""
+
+    num_classes: int = 0
+    target_shape: tuple[int, ...] = ()
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[int, ...]:
+        """The shape of a network's outputs for one sample."""
+
+    @property
+    def num_outputs(self) -> int:
+        """The number that a model's builder gets as ``num_classes``."""
+        return self.num_classes or self.outputs[-1]
+
+    def check(self, targets: NDArray[Any], where: str) -> None:
+        """Refuse targets that the task can't have.
+
+        Args:
+            targets: [S, ...].
+            where: ``data set 'x': train targets``, for messages.
+
+        Raises:
+            DataError: They are of another type or out of range.
+        """
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return a differentiable scalar, the mean over the batch.
+
+        Args:
+            outputs: [B, ...], a network's.
+            targets: [B, ...]: int64 or float as the data set has them.
+        """
+
+    @abstractmethod
+    def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
+        """Return a batch's sums, on the CPU, in float64 or int64; batches are added up in the test set's order.
+
+        ``loss`` and ``count`` must be among them: the test's loss is the one divided by the other.
+
+        Args:
+            outputs: [B, ...].
+            targets: [B, ...].
+        """
+
+    @abstractmethod
+    def scores(self, tally: Tally) -> Mapping[str, float]:
+        """Return the figures of :attr:`measures`, of the sums over all batches."""
+
+    def strata(self, targets: NDArray[Any]) -> NDArray[np.int64] | None:
+        """Return what partitions by class go by [S], 0..num_strata-1; None: there is no such thing.
+
+        Args:
+            targets: Those of the training set [S, ...].
+        """
+        return None
+
+    @property
+    def num_strata(self) -> int:
+        """Values that :meth:`strata` may have; 1 where there are none."""
+        return 1
+
+
+def require_integers(targets: NDArray[Any], below: int, where: str, *, what: str) -> None:
+    """Refuse targets that are no integers from 0 up to a number of classes; -100 means none.
+
+    Raises:
+        DataError: The message says ``where``, and ``what`` one of them is.
+    """
+    if not np.issubdtype(targets.dtype, np.integer):
+        raise DataError(f"{where} must be integers, each a {what}, but are {targets.dtype}")
+    odd = targets[(targets >= below) | ((targets < 0) & (targets != -100))]
+    if len(odd):
+        raise DataError(
+            f"{where} must lie in 0..{below - 1} (or be -100, which counts for nothing), but one is {odd[0]}"
+        )

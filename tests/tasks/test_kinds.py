@@ -1,0 +1,135 @@
+"""Losses and figures of the tasks are scikit-learn's, batch by batch as in one piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedsweep.errors import DataError
+from fedsweep.tasks.base import Task
+from fedsweep.tasks.kinds import Classification, MultiLabel, NextToken, Regression, Segmentation
+
+DRAWS = torch.Generator().manual_seed(5)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=DRAWS)
+
+
+def ids(below: int, *shape: int) -> Tensor:
+    return torch.randint(0, below, shape, generator=DRAWS)
+
+
+def summed(task: Task, outputs: Tensor, targets: Tensor, batch: int) -> Mapping[str, Tensor]:
+    tally: dict[str, Tensor] = {}
+    for start in range(0, len(outputs), batch):
+        part = slice(start, start + batch)
+        for name, value in task.tally(outputs[part], targets[part]).items():
+            tally[name] = tally.get(name, torch.zeros((), dtype=value.dtype)) + value
+    return tally
+
+
+def sklearn_of(name: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    from sklearn import metrics as m
+
+    if name == "multi_label":
+        said, true = (outputs > 0).numpy(), targets.numpy()
+        return {
+            "loss": float(
+                np.mean([m.log_loss(t, o) for t, o in zip(true.T, outputs.sigmoid().numpy().T, strict=True)])
+            ),
+            "micro_f1": m.f1_score(true, said, average="micro"),
+            "label_f1": m.f1_score(true, said, average="macro", zero_division=0),
+            "exact_match": m.accuracy_score(true, said),
+        }
+    if name == "regression":
+        return {
+            "loss": m.mean_squared_error(targets, outputs),
+            "rmse": math.sqrt(m.mean_squared_error(targets, outputs)),
+            "mae": m.mean_absolute_error(targets, outputs),
+            "r2": m.r2_score(targets, outputs),
+        }
+    if name == "next_token":
+        asked = targets.flatten() != -100
+        flat, true = outputs.flatten(0, 1)[asked].double().softmax(1).numpy(), targets.flatten()[asked].numpy()
+        loss = m.log_loss(true, flat, labels=range(outputs.shape[-1]))
+        return {"loss": loss, "perplexity": math.exp(loss), "token_accuracy": m.accuracy_score(true, flat.argmax(1))}
+    if name == "segmentation":
+        flat = outputs.double().softmax(1).permute(0, 2, 3, 1).flatten(0, 2).numpy()
+        true = targets.flatten().numpy()
+        return {
+            "loss": m.log_loss(true, flat, labels=range(outputs.shape[1])),
+            "mean_iou": m.jaccard_score(true, flat.argmax(1), average="macro"),
+            "pixel_accuracy": m.accuracy_score(true, flat.argmax(1)),
+        }
+    shares = outputs.double().softmax(1).numpy()
+    return {
+        "loss": m.log_loss(targets, shares, labels=range(outputs.shape[1])),
+        "accuracy": m.accuracy_score(targets, shares.argmax(1)),
+    }
+
+
+with_gaps = ids(7, 40, 9)
+with_gaps[:, -2:] = -100
+CASES: dict[str, tuple[Task, Tensor, Tensor]] = {
+    "classification": (Classification(num_classes=5), drawn(40, 5), ids(5, 40)),
+    "multi_label": (MultiLabel(num_classes=4, target_shape=(4,)), drawn(40, 4), ids(2, 40, 4)),
+    "regression": (Regression(target_shape=(3,)), drawn(40, 3) + 100, drawn(40, 3) + 100),
+    "next_token": (NextToken(num_classes=7, target_shape=(9,)), drawn(40, 9, 7), with_gaps),
+    "segmentation": (Segmentation(num_classes=4, target_shape=(6, 5)), drawn(40, 4, 6, 5), ids(4, 40, 6, 5)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_figures_are_scikit_learns(name: str) -> None:
+    task, outputs, targets = CASES[name]
+    expected = sklearn_of(name, outputs, targets)
+    assert float(task.loss(outputs, targets)) == pytest.approx(expected["loss"], abs=1e-6)
+    for batch in (40, 7, 1):
+        tally = summed(task, outputs, targets, batch)
+        scores = task.scores(tally)
+        assert list(scores) == list(task.measures)
+        assert float(tally["loss"]) / int(tally["count"]) == pytest.approx(expected["loss"], abs=1e-6)
+        for figure, value in scores.items():
+            assert value == pytest.approx(expected[figure], abs=1e-6), figure
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_padding_are_what_the_task_says(name: str) -> None:
+    task, outputs, targets = CASES[name]
+    assert task.outputs == tuple(outputs.shape[1:])
+    if task.skips_padding:
+        more = torch.cat([targets, torch.full_like(targets[:3], -100)])
+        assert float(task.loss(torch.cat([outputs, outputs[:3]]), more)) == float(task.loss(outputs, targets))
+
+
+def test_strata_are_of_the_training_set() -> None:
+    assert Regression(bins=4).strata(np.arange(8.0)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 0]])
+    task = MultiLabel(target_shape=(3,))
+    assert task.strata(labels).tolist() == [0, 0, 1, 2, 3] and task.num_strata == 4
+    masks = np.zeros((3, 4, 4), int)
+    masks[0, :1], masks[1, :2], masks[1, 2] = 2, 1, 2
+    assert Segmentation(num_classes=3, target_shape=(4, 4)).strata(masks).tolist() == [2, 1, 0]
+    assert NextToken(num_classes=3, target_shape=(4,)).strata(masks[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "message"),
+    [
+        (Regression(), np.zeros(3, int), "must be floats"),
+        (MultiLabel(target_shape=(2,)), np.full((3, 2), 2), "of 0 and 1"),
+        (NextToken(num_classes=3, target_shape=(2,)), np.full((3, 2), 3), r"must lie in 0\.\.2"),
+        (NextToken(num_classes=3, target_shape=(2,)), np.zeros(3, int), r"\[samples, positions\]"),
+        (Segmentation(num_classes=3, target_shape=(2, 2)), np.zeros((3, 2), int), r"\[samples, height, width\]"),
+    ],
+)
+def test_targets_of_another_kind_are_refused(task: Task, targets: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        task.check(targets, "train targets")

@@ -1,0 +1,210 @@
+"""Runs on data that are no labelled pictures, as a user has them; a task of one's own is one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray_pool import Pool, play
+
+from fedsweep.api import load_model, run
+from fedsweep.catalog import built_in_card, method_names
+from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run
+from fedsweep.errors import ConfigError, DataError, InputError
+from fedsweep.experiment.checks import check_experiment
+from fedsweep.testing import local_engine, run_rounds
+from fedsweep.trees import layout_of, model_vector
+from fedsweep.world.data.record import Dataset, Samples
+
+torch.set_num_threads(1)
+SMALL: dict[str, Any] = {
+    "training": {"rounds": 2, "cohort_size": 3, "local_steps": 3, "batch_size": 8},
+    "runtime": {"backend": "local"},
+    "tracking": {"uri": "none"},
+}
+WORLDS: dict[str, dict[str, Any]] = {
+    "diabetes": {"model": {"name": "mlp", "hidden_width": 16}},
+    "lines": {
+        "model": {"name": "transformer", "width": 16, "depth": 1, "heads": 2},
+        "scenario": {"partition": {"kind": "writer"}, "clients": 40},
+    },
+    "shapes": {"model": {"name": "fcn", "width": 4}},
+    "multi_digits": {"model": {"name": "mlp", "hidden_width": 16}},
+}
+FIGURES = {
+    "diabetes": ("rmse", "mae", "r2"),
+    "lines": ("perplexity", "token_accuracy"),
+    "shapes": ("mean_iou", "pixel_accuracy"),
+    "multi_digits": ("micro_f1", "label_f1", "exact_match"),
+}
+
+
+def world(name: str, **more: Any) -> dict[str, Any]:
+    scenario = {"clients": 6, **WORLDS[name].get("scenario", {}), "dataset": name, **more.pop("scenario", {})}
+    return {**SMALL, "name": name, **WORLDS[name], "scenario": scenario, **more}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_task_is_run_measured_and_its_model_loaded(name: str, tmp_path: Path) -> None:
+    result = run(world(name), out=tmp_path / "run")
+    rows = result.to_pandas()
+    assert rows["test_accuracy"].isna().all()
+    for figure in FIGURES[name]:
+        assert np.isfinite(rows[figure]).all(), figure
+    kept = load_config(tmp_path / "run" / "config.yaml")
+    assert kept == result.config and kept.hash() == result.config.hash()
+    model = load_model(tmp_path / "run")
+    again = plan_run(kept).experiment
+    engine = local_engine(again)
+    assert torch.equal(model_vector(model, layout_of(model)), run_rounds(engine).vector)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_clients_in_lanes_are_the_loop(name: str) -> None:
+    alone, together = (
+        run_rounds(
+            local_engine(plan_run(load_config(world(name, runtime={"backend": "local", "executor": how}))).experiment)
+        )
+        for how in ("loop", "lanes")
+    )
+    torch.testing.assert_close(alone.vector, together.vector, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("name", "actors"), [("diabetes", 1), ("lines", 2), ("shapes", 3)])
+def test_actors_give_the_bits_of_one_process(pool: Pool, name: str, actors: int) -> None:
+    experiment = plan_run(load_config(world(name))).experiment
+    found, _ = play(pool, experiment, actors)
+    here = run_rounds(local_engine(experiment))
+    assert torch.equal(found.vector, here.vector)
+    assert [r.extra for r in found.records] == [r.extra for r in here.records]
+
+
+OWN = '''
+import torch
+from torch import nn
+import numpy as np
+from fedsweep import Dataset, Samples, Task, Declaration
+
+
+class Counts(Task):
+    """How many of something: Poisson regression."""
+
+    measures = {"deviance": Declaration(mode="min")}
+
+    @property
+    def outputs(self):
+        return (1,)
+
+    def loss(self, outputs, targets):
+        return nn.functional.poisson_nll_loss(outputs[:, 0], targets.float())
+
+    def tally(self, outputs, targets):
+        rate, seen = outputs[:, 0].double().exp(), targets.double()
+        off = 2 * (torch.xlogy(seen, seen / rate) - seen + rate)
+        return {"loss": (rate - seen * rate.log()).sum(), "count": torch.tensor(len(seen)), "deviance": off.sum()}
+
+    def scores(self, tally):
+        return {"deviance": float(tally["deviance"]) / int(tally["count"])}
+
+
+def data(*, root, download):
+    draws = np.random.default_rng(3)
+
+    def samples(count):
+        age, kind = draws.random(count, dtype=np.float32), draws.integers(0, 3, (count, 2))
+        targets = draws.poisson(np.exp(age + kind[:, 0]))
+        return Samples(inputs={"age": age[:, None], "kinds": kind}, targets=targets, groups=draws.integers(0, 6, count))
+
+    return Dataset(name="counts", train=samples(240), test=samples(60))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(3, 4), nn.Linear(9, 1)
+
+    def forward(self, age, kinds):
+        return self.last(torch.cat([age, self.words(kinds).flatten(1)], dim=1))
+
+
+def model(*, input_shape, num_classes):
+    assert input_shape == {"age": (1,), "kinds": (2,)} and num_classes == 1
+    return TwoInputs()
+'''
+
+
+def test_a_task_of_ones_own_with_two_inputs_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_counts.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = {"dataset": "own_counts:data", "task": {"kind": "own_counts:Counts"}, "clients": 6}
+    config = {
+        **SMALL,
+        "scenario": {**scenario, "partition": {"kind": "writer"}},
+        "model": {"name": "own_counts:model"},
+        "training": {**SMALL["training"], "rounds": 8},
+    }
+    result = run(config, out=tmp_path / "run")
+    deviances = result.to_pandas()["deviance"]
+    assert deviances.iloc[-1] < 0.7 * deviances.iloc[0]
+    assert result.config.tree()["scenario"]["task"]["metrics"] == [
+        {"name": "deviance", "mode": "min", "unit": "", "chance": None}
+    ]
+    model = load_model(tmp_path / "run")
+    assert model({"age": torch.zeros(2, 1), "kinds": torch.zeros(2, 2, dtype=torch.int64)}).shape == (2, 1)
+    for method in ("fedprox", "scaffold", "dynamicfl"):
+        rounds = run({**config, "method": {"name": method}}).to_pandas()
+        assert np.isfinite(rounds["deviance"]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scenario": {"dataset": "lines"}}, "partition dirichlet goes by classes, but data set 'lines' has none"),
+        ({"scenario": {"dataset": "lines", "partition": {"kind": "iid"}}}, "model 'mlp' can't take inputs .* of int64"),
+        ({"scenario": {"dataset": "diabetes", "transform": "dynamicfl"}}, "transform dynamicfl is for pictures"),
+        ({"scenario": {"dataset": "diabetes", "image_size": 8}}, "resizes pictures, but data set 'diabetes' has none"),
+        ({"scenario": {"dataset": "diabetes"}, "model": {"name": "cnn"}}, "needs pictures .* but a sample is"),
+        ({"scenario": {"task": {"kind": "regression"}}}, "data set 'digits': train targets must be floats"),
+        ({"scenario": {"task": {"kind": "regresion"}}}, "did you mean 'regression'"),
+        (
+            {"scenario": {"dataset": "diabetes", "feature_skew": {"kind": "noise", "level": 0.1}}},
+            "feature_skew changes pictures",
+        ),
+        ({"scenario": {"dataset": "diabetes"}, "evaluation": {"per_client": True}}, "per_client goes by each class's"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        check_experiment(plan_run(load_config({**SMALL, **changes})).experiment)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in method_names() if "classes" in built_in_card(name).needs])
+def test_methods_that_need_classes_are_refused_by_name(name: str) -> None:
+    scenario = {
+        "clients": 6,
+        "dataset": "diabetes",
+        "server_data": {"validation": 0.1, "proxy": {"per_class": 2}},
+    }
+    config = {**SMALL, "scenario": scenario, "method": {"name": name}}
+    title = built_in_card(name).title
+    with pytest.raises(ConfigError, match=f"method {title} needs classes, but the task is Regression"):
+        check_experiment(plan_run(load_config(config)).experiment)
+
+
+def test_a_data_set_says_what_is_wrong_with_it() -> None:
+    inputs = np.zeros((4, 3), np.float32)
+    with pytest.raises(DataError, match=r"targets must be one per sample \(4\)"):
+        Samples(inputs=inputs, targets=np.zeros(3))
+    with pytest.raises(DataError, match="inputs by name must be equally many"):
+        Samples(inputs={"a": inputs, "b": inputs[:2]}, targets=np.zeros(4))
+    with pytest.raises(DataError, match="must be finite"):
+        Samples(inputs=inputs * np.nan, targets=np.zeros(4))
+    samples = Samples(inputs=inputs, targets=np.zeros(4, np.float32))
+    with pytest.raises(DataError, match="training and test inputs must have one shape and type"):
+        Dataset(name="x", train=samples, test=Samples(inputs=inputs[:, :2], targets=np.zeros(4, np.float32)))
