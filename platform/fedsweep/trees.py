@@ -278,12 +278,8 @@ def as_tensors(array: NDArray[Any]) -> Inputs:
     Types that torch can't compute with become int64; all others stay.
     """
     if array.dtype.names is None:
-        return _tensor(array)
-    return {name: _tensor(array[name].copy()) for name in array.dtype.names}
-
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64) if array.dtype in (np.uint16, np.uint32, np.uint64) else array)
+        return torch.from_numpy(array.astype(np.int64) if array.dtype in (np.uint16, np.uint32, np.uint64) else array)
+    return {name: as_tensors(array[name].copy()) for name in array.dtype.names}  # type: ignore[misc]
 
 
 def each(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -315,12 +311,16 @@ def zeros(array: NDArray[Any], samples: int) -> Inputs:
 
 def placed(inputs: Inputs, *, device: str | torch.device, dtype: torch.dtype) -> Inputs:
     """Return inputs on a device, floats in a model's type."""
-    return each(lambda v: v.to(device=device, dtype=dtype) if v.is_floating_point() else v.to(device=device), inputs)
+    if isinstance(inputs, dict):
+        return {name: placed(values, device=device, dtype=dtype) for name, values in inputs.items()}  # type: ignore[misc]
+    return inputs.to(device=device, dtype=dtype) if inputs.is_floating_point() else inputs.to(device=device)
 
 
 def sample_values(array: NDArray[Any] | Inputs) -> int:
     """Return how many values one sample has."""
-    if isinstance(array, np.ndarray) and array.dtype.names is not None:
-        return sum(prod(array.dtype[name].shape) for name in array.dtype.names)
-    tensors = [*array.values()] if isinstance(array, dict) else [array]
-    return sum(prod(values.shape[1:]) for values in tensors)
+    if isinstance(array, dict):
+        return sum(prod(values.shape[1:]) for values in array.values())
+    names = None if isinstance(array, Tensor) else array.dtype.names
+    if names is None:
+        return prod(array.shape[1:])
+    return sum(prod(array.dtype[name].shape) for name in names)

@@ -118,7 +118,10 @@ class Shard:
         if self._device != "cpu":
             index = index.to(self._device)
         if self._ready is not None:
-            return each(lambda values: values.index_select(0, index), self._ready), self.targets.index_select(0, index)
+            ready, targets = self._ready, self.targets.index_select(0, index)
+            if isinstance(ready, Tensor):
+                return ready.index_select(0, index), targets
+            return {name: values.index_select(0, index) for name, values in ready.items()}, targets
         generator = augment().torch() if self._transform.random else None
         inputs = self._convert(self._raw(self._indices[positions]), generator, train=True)
         return inputs, self.targets.index_select(0, index)

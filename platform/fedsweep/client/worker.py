@@ -112,6 +112,7 @@ class Worker:
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         # On a GPU the data set lies there once; a client's samples are gathered there.
         self._images: np.ndarray | Inputs = data.images
+        self._strata = data.stratum_of
         if side.device != "cpu":
             # Copied before: from shared memory arrays come read-only.
             self._images = each(lambda values: values.to(side.device), as_tensors(np.array(data.images)))
@@ -272,7 +273,9 @@ class Worker:
         self, task: ClientTask, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
     ) -> LocalRound:
         work, labels = task.work, self._data.labels
-        indices = _of_classes(self._side.indices[task.client], work.classes, self._data.stratum_of)
+        indices = self._side.indices[task.client]
+        if work.classes is not None:
+            indices = indices[np.isin(self._strata[indices], work.classes)]
         return LocalRound(
             self._side,
             task,
@@ -283,7 +286,7 @@ class Worker:
             full=self._layout,
             memory=memory,
             num_classes=self._data.num_classes,
-            strata=self._data.stratum_of[indices],
+            strata=self._strata[indices],
             tests=tests,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,17 +29,14 @@ class Tested:
     Attributes:
         task: What is learned.
         tally: The task's sums over all samples.
+        loss: The mean loss; over samples, or what else the task counts.
         figures: Those of the task, but for accuracy, and of the evaluator's metrics, by column.
     """
 
     task: Task
     tally: Mapping[str, Tensor]
+    loss: float
     figures: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def loss(self) -> float:
-        """The mean loss; over samples, or what else the task counts."""
-        return float(self.tally["loss"]) / int(self.tally["count"])
 
     @property
     def accuracy(self) -> float | None:
@@ -49,7 +46,8 @@ class Tested:
         """
         if not self.task.has_classes:
             return None
-        return math.nan if math.isnan(self.loss) else self.task.scores(self.tally)["accuracy"]
+        hits, count = self.tally["confusion"].diag().sum(), self.tally["count"]
+        return math.nan if math.isnan(self.loss) else int(hits) / int(count)
 
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
         """Return the accuracy of each class [C], 0..1; NaN where the set has none of it."""
@@ -123,11 +121,11 @@ class Evaluator:
                     outputs.append(answer.cpu())
                 for name, value in self._task.tally(answer, targets).items():
                     tally[name] = tally[name] + value if name in tally else value
-        tested = Tested(task=self._task, tally=tally)
-        diverged = math.isnan(tested.loss)
+        loss = float(tally["loss"]) / int(tally["count"])
+        diverged = math.isnan(loss)
         figures: dict[str, float] = {}
         if not self._task.has_classes:
             figures = dict.fromkeys(self._task.measures, math.nan) if diverged else dict(self._task.scores(tally))
         if self._metrics:
             figures |= measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=diverged)
-        return replace(tested, figures=figures)
+        return Tested(task=self._task, tally=tally, loss=loss, figures=figures)

@@ -186,8 +186,7 @@ class Experiment:
     @cached_property
     def forward_pass(self) -> Counted:
         """The template's forward pass of one sample, counted once for all that ask for costs."""
-        channels, height, width = self.world.data.images.shape[1:]
-        return counted(self.template, (int(channels), int(height), int(width)))
+        return counted(self.template, tuple(int(size) for size in self.world.data.images.shape[1:]))
 
     @cached_property
     def shown_model(self) -> nn.Module:
