@@ -320,7 +320,5 @@ def sample_values(array: NDArray[Any] | Inputs) -> int:
     """Return how many values one sample has."""
     if isinstance(array, dict):
         return sum(prod(values.shape[1:]) for values in array.values())
-    names = None if isinstance(array, Tensor) else array.dtype.names
-    if names is None:
-        return prod(array.shape[1:])
-    return sum(prod(array.dtype[name].shape) for name in names)
+    names = array.dtype.names if isinstance(array, np.ndarray) else None
+    return prod(array.shape[1:]) if names is None else sum(prod(array.dtype[name].shape) for name in names)  # type: ignore[index,misc]

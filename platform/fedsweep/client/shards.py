@@ -19,7 +19,7 @@ from fedsweep.records import ClientWork
 from fedsweep.streams import Stream, stream
 from fedsweep.tasks.base import Task
 from fedsweep.tasks.kinds import Classification
-from fedsweep.trees import Inputs, any_of, as_tensors, each, placed, sample_values, targets_of
+from fedsweep.trees import Inputs, any_of, as_tensors, each, placed, targets_of
 from fedsweep.world.transforms import Transform
 
 # Shards of up to this many bytes are transformed once; larger ones batch by batch.
@@ -105,7 +105,9 @@ class Shard:
         self._dtype = dtype
         self.targets = targets_of(labels[indices]).to(device)
         self._ready: Inputs | None = None
-        is_small = len(indices) * sample_values(images) * 4 <= _CACHE_BYTES
+        # Of several inputs the bytes of one sample are known; those on a device are there already.
+        size = 0 if isinstance(images, dict) else math.prod(images.shape[1:]) * max(4, images.itemsize)
+        is_small = 0 < len(indices) * size <= _CACHE_BYTES
         if is_small and not transform.random and num_visits >= len(indices):
             self._ready = self._convert(self._raw(indices), None, train=True)
 
@@ -135,10 +137,13 @@ class Shard:
         if not isinstance(self._images, np.ndarray):
             index = torch.from_numpy(indices).to(any_of(self._images).device)
             return each(lambda values: values.index_select(0, index), self._images)
-        return as_tensors(self._images[indices])
+        raw = self._images[indices]
+        return torch.from_numpy(raw) if raw.dtype == np.uint8 or raw.dtype == np.float32 else as_tensors(raw)
 
     def _convert(self, raw: Inputs, generator: torch.Generator | None, *, train: bool) -> Inputs:
         inputs = self._transform(raw, generator=generator, train=train)
+        if isinstance(inputs, Tensor) and inputs.is_floating_point():
+            return inputs.to(device=self._device, dtype=self._dtype)
         return placed(inputs, device=self._device, dtype=self._dtype)
 
 
