@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from fedsweep.card import SYMBOLS
 from fedsweep.catalog import built_in_card, method_builder
 from fedsweep.commands.listing.method_description import MethodFacts, method_facts
-from fedsweep.config.base import Section
+from fedsweep.config.base import Component, Section
 from fedsweep.config.explain import allowed, schema_at
 from fedsweep.config.schema import BESIDE_OPTIONS, Config, Model
 from fedsweep.config.signatures import ParameterRow, describe, first_paragraph
@@ -31,6 +31,8 @@ from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.tables import TABLES
 from fedsweep.config.training import Adam, Sgd
 from fedsweep.models.registry import MODELS
+
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 _ROOT = Path(__file__).resolve().parent.parent
 PAGE = _ROOT / "docs" / "configuration.md"
@@ -116,13 +118,22 @@ def _rows(model: type[BaseModel], prefix: str, *, top_level: bool = False) -> It
             yield key, _allowed(key), _default(field), field.description or ""
         if below is not None:
             yield from _rows(below, f"{key}.")
+        component = None if top_level else _only(field, Component)
+        for beside, more in component.model_fields.items() if component is not None else ():
+            if beside not in ("kind", "name"):
+                yield f"{key}.{beside}", _allowed(f"{key}.{beside}"), _default(more), more.description or ""
 
 
 def _section(field: FieldInfo) -> type[Section] | None:
     """The section that a key holds, where it holds one."""
+    return _only(field, Section)
+
+
+def _only(field: FieldInfo, kind: type[_Kind]) -> type[_Kind] | None:
+    """What a key holds, where it is of this kind and nothing else can stand there."""
     options = [option for option in typing.get_args(field.annotation) or [field.annotation] if option is not type(None)]
     only: Any = options[0] if len(options) == 1 else None
-    return only if inspect.isclass(only) and issubclass(only, Section) else None
+    return only if inspect.isclass(only) and issubclass(only, kind) else None
 
 
 def _allowed(key: str) -> str:

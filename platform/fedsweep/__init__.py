@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedsweep.finished.evaluation import Evaluated, evaluate
     from fedsweep.finished.saved_model import load_model
     from fedsweep.method import FederatedMethod, MethodSettings, merge
+    from fedsweep.models.adapters import Adapter
     from fedsweep.models.attention import SelfAttention
     from fedsweep.models.network import Network
     from fedsweep.models.unit_groups import unit_group
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Adapter",
     "Availability",
     "Budget",
     "Card",
@@ -122,6 +124,7 @@ _HOME = {
         ),
         "fedsweep.method": ("FederatedMethod", "MethodSettings", "merge"),
         "fedsweep.components.metrics": ("metric",),
+        "fedsweep.models.adapters": ("Adapter",),
         "fedsweep.models.attention": ("SelfAttention",),
         "fedsweep.models.network": ("Network",),
         "fedsweep.components.codec": ("Codec",),

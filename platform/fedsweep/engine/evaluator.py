@@ -112,7 +112,7 @@ class Evaluator:
         model.eval()
         outputs: list[Tensor] = []
         tally: dict[str, Tensor] = {}
-        with torch.inference_mode():
+        with torch.no_grad():
             for number, start in enumerate(range(0, len(self._labels), self._batch_size)):
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from fedsweep.reproduce.measured.costs import (
     why_unknown,
 )
 from fedsweep.results.view import RunView, load_run
-from fedsweep.world.data.record import Dataset
 
 DIGITS: dict[str, Any] = {
     "scenario": {"clients": 12, "partition": {"kind": "dirichlet", "dirichlet_alpha": 0.3, "min_samples": 5}},
@@ -132,9 +132,8 @@ def test_a_cell_of_80_rounds_of_cifar_takes_no_data_and_a_moment() -> None:
 def test_cifars_labels_need_no_files_for_partitions_by_class_sizes() -> None:
     shuffled = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
     bare = label_data(load_config(CIFAR).scenario)
-    assert bare.train_images.shape == (50_000, 3, 32, 32)
-    ordered = {name: getattr(bare, name) for name in Dataset.__dataclass_fields__}
-    data = Dataset.images(**{**ordered, "train_labels": shuffled})
+    assert bare.train.inputs.shape == (50_000, 3, 32, 32)
+    data = replace(bare, train=replace(bare.train, targets=shuffled))
     server = {"validation": 0.1}
     for partition in (*PARTITIONS.values(), {"kind": "dirichlet_balanced", "dirichlet_alpha": 0.1}):
         config = load_config(given(CIFAR, method=AG, partition=partition, server_data=server))
