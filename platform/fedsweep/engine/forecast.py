@@ -47,8 +47,7 @@ class Forecast:
         rounds: Rounds of the run.
         local_steps: All clients', all rounds.
         turns: One for each round that a client takes part in.
-        total_bytes: Both ways, from before round 1 on; beside the models what the methods' cards say of rounds with one
-            aggregation.
+        total_bytes: From before round 1 on; beside the models what cards say of rounds with one aggregation.
         registration_bytes: Of them before round 1: registration and exchange.
         comm_ratio: Mean over rounds.
         flops: Training, all clients.
@@ -354,9 +353,8 @@ def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> li
 
 def _filled_batches(experiment: Experiment) -> list[str]:
     """Say where a client's samples come several times in one batch."""
-    if experiment.world.is_drawn:  # nobody is asked who is not chosen
-        return []
-    sizes = [len(samples) for samples in experiment.world.indices]
+    # Of a drawn population nobody is asked who is not chosen.
+    sizes = [] if experiment.world.is_drawn else [len(samples) for samples in experiment.world.indices]
     jobs = [(size, *experiment.local_steps(client, size)[1:]) for client, size in enumerate(sizes) if size]
     if not (filled := [(size, batch) for size, batch, whole in jobs if whole and batch > size]):
         return []
