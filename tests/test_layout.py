@@ -332,7 +332,7 @@ def is_training_core(path: Path) -> bool:
         return True
     place = path.relative_to(SOURCES)
     ground = ("records.py", "trees.py", "method.py", "streams.py", "errors.py", "submodel.py", "plugins.py")
-    if place.parts in (("experiment", "build.py"), ("experiment", "implied.py")):
+    if place.parts[0] == "experiment" and place.name in ("build.py", "build_world.py", "implied.py"):
         return False  # they read a configuration
     return place.parts[0] in ("components", "models", "client", "engine", "experiment", *ground)
 

@@ -61,19 +61,18 @@ fi
 
 # Ray's own processes would end of USR1, so fedsweep alone is told, by the number that it leaves.
 pid_file="$PWD/.fedsweep-$SLURM_JOB_ID.pid"
-tell() { srun --overlap --nodes=1 --ntasks=1 --nodelist="$first_node" bash -c "kill -USR1 \$(cat '$pid_file')"; }
+tell() { told=yes; srun --overlap --nodes=1 --ntasks=1 --nodelist="$first_node" bash -c "kill -USR1 \$(cat '$pid_file')"; }
 trap tell USR1
 trap 'rm -f "$pid_file"' EXIT
 
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \
     ray symmetric-run --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" --num-cpus="$SLURM_CPUS_PER_TASK" \
     --num-gpus="$gpus" -- bash -c 'echo $$ >"$0"; exec "$@"' "$pid_file" "${command[@]}" &
-# A trap runs while the shell waits, and ends the waiting: so again, until srun itself has ended.
+# A trap ends the waiting, with a code of its own: so again, until srun has ended. Bash keeps its code if it already has.
 job=$!
-code=0
-wait "$job" || code=$?
-while kill -0 "$job" 2>/dev/null; do
-    code=0
+while :; do
+    told= code=0
     wait "$job" || code=$?
+    [ -n "$told" ] || break
 done
 exit "$code"
