@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientProfile
 from fedsweep.world.availability import KIND_SPEEDS, Availability, capabilities
@@ -14,6 +14,9 @@ from fedsweep.world.devices import DeviceFleet
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
 from fedsweep.world.population import Built, Drawn
+
+if TYPE_CHECKING:  # reading a configuration takes more than torch and numpy
+    from fedsweep.config.schema import Config
 
 
 def client_profiles(
