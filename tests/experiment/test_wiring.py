@@ -178,6 +178,8 @@ ELSEWHERE = {
     "name": "tests/runs/test_run_folder.py",
     "model.init_from": "tests/experiment/test_initial_model.py",
     "model.init_sha256": "tests/experiment/test_initial_model.py",
+    "training.stop.target.metric": "tests/tasks/test_runs.py",
+    "training.stop.target.value": "tests/tasks/test_runs.py",
     "scenario.task.kind": "tests/tasks/test_runs.py",
     "scenario.task.metrics": "tests/tasks/test_runs.py",
     "model.adapter.kind": "tests/models/test_adapters.py",

@@ -16,7 +16,8 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run
 from fedsweep.errors import ConfigError, DataError, InputError
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.testing import local_engine, run_rounds
+from fedsweep.testing import local_engine, run_rounds, tiny_record
+from fedsweep.tracking.terminal.run_progress import Standing
 from fedsweep.trees import layout_of, model_vector
 from fedsweep.world.data.record import Dataset, Samples
 
@@ -208,3 +209,24 @@ def test_a_data_set_says_what_is_wrong_with_it() -> None:
     samples = Samples(inputs=inputs, targets=np.zeros(4, np.float32))
     with pytest.raises(DataError, match="training and test inputs must have one shape and type"):
         Dataset(name="x", train=samples, test=Samples(inputs=inputs[:, :2], targets=np.zeros(4, np.float32)))
+
+
+def test_a_run_ends_where_a_figure_is_reached_whichever_way_is_better() -> None:
+    training = {**SMALL["training"], "rounds": 30, "optimizer": {"name": "sgd", "lr": 0.05}}
+    for metric, value in (("rmse", 0.75), ("r2", 0.2)):
+        result = run(world("diabetes", training={**training, "stop": {"target": {"metric": metric, "value": value}}}))
+        rows = result.to_pandas()[metric]
+        reached = rows <= value if metric == "rmse" else rows >= value
+        assert len(rows) < 30 and reached.tolist() == [False] * (len(rows) - 1) + [True]
+        assert result.summary["stopped_by"] == "target"
+        assert list(result.summary["test_figures"]) == ["rmse", "mae", "r2"]
+    with pytest.raises(ConfigError, match=r"no figure 'rmsee' \(known: rmse, mae, r2\)"):
+        run(world("diabetes", training={**training, "stop": {"target": {"metric": "rmsee", "value": 1.0}}}))
+    assert "target" not in load_config(SMALL).tree()["training"]["stop"]
+
+
+def test_lines_of_progress_show_the_leading_figure() -> None:
+    standing = Standing("x", 9, leading=("rmse", "min"))
+    rows = [standing.add(tiny_record(n, extra={"rmse": rmse})) for n, rmse in ((1, 2.0), (2, 1.0), (3, 3.0))]
+    assert [row["accuracy"] for row in rows] == ["2.0000", "1.0000", "3.0000"]
+    assert (standing.figure, standing.best) == ("rmse", 1.0)

@@ -75,8 +75,20 @@ def _constant() -> Schedule:
     return Schedule(kind="constant")
 
 
+class MetricTarget(Section):
+    """A value of a figure of the test."""
+
+    metric: Text = Field(description="A column of rounds.parquet: one of the task's figures, or of evaluation.metrics.")
+    value: float = Field(description="Reached where the figure is at least as good: up or down, as the metric says.")
+
+
 class Stop(Section):
     """Limits that end a run before its last round."""
+
+    target: MetricTarget | None = Field(
+        default=None,
+        description="{metric: rmse, value: 0.6}: ends after the round whose test reaches it, whichever way is better.",
+    )
 
     target_accuracy: float | None = Field(
         default=None, gt=0, le=1, description="Ends after the round whose test accuracy reaches it."
@@ -89,6 +101,12 @@ class Stop(Section):
         default=None, description="Ends before the first round that would pass this virtual time."
     )
     wall_time_s: Positive | None = Field(default=None, description="Ends after the round that reached this real time.")
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A configuration without such a target is what it was before there could be one.
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key != "target" or value is not None}
 
 
 class Training(Section):

@@ -27,7 +27,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.results.view import run_so_far
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, read_earlier
 from fedsweep.runs.component_pictures import write_pictures
-from fedsweep.runs.facts import peak_memory_mb
+from fedsweep.runs.facts import data_facts, peak_memory_mb, test_figures
 from fedsweep.runs.folder_lock import FolderGuard
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.runs.tables.clients import clients_table
@@ -326,7 +326,8 @@ class RunSession:
         return {
             "num_params": engine.layout.num_params,
             "input_shape": [int(size) for size in experiment.world.data.images.shape[1:]],
-            **_of_other_data(experiment),
+            **data_facts(experiment),
+            **test_figures(experiment, state.records),
             "method": experiment.method.name,
             "seed": experiment.seed,
             "config_hash": experiment.config_hash,
@@ -385,16 +386,3 @@ class RunSession:
 
     def _taken_messages(self) -> tuple[str, ...]:
         return self._messages.take().sentences
-
-
-def _of_other_data(experiment: Experiment) -> dict[str, Any]:
-    """Return what a model is made for beside its inputs' shape: as ever where pictures are classified."""
-    data = experiment.world.data
-    if data.learned.has_classes and data.images.ndim == 4:
-        return {"num_classes": data.num_classes}
-    inputs = data.images.dtype
-    return {
-        "input_types": inputs.str if inputs.names is None else inputs.descr,
-        "num_classes": data.learned.num_classes,
-        "target_shape": [int(size) for size in data.labels.shape[1:]],
-    }

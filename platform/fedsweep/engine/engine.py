@@ -166,9 +166,8 @@ class Engine:
     def finished_by(self, state: RunState) -> str | None:
         """Give the reason why the run ends here: ``"rounds"``, a limit's name; None where it goes on."""
         stop = self.experiment.training.stop
-        last = state.records[-1].test_accuracy if state.records else None
-        if stop.target_accuracy is not None and last is not None and last >= stop.target_accuracy:
-            return "target_accuracy"
+        if state.records and (reached := stop.reached_by(state.records[-1])):
+            return reached
         if stop.wall_time_s is not None and state.records and state.wall_time_s >= stop.wall_time_s:
             return "wall_time_s"
         if state.round >= self.experiment.training.rounds:

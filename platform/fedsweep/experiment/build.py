@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.catalog import Bound, bound, build_method, build_metrics, method_cards
+from fedsweep.catalog import Bound, bound, build_method, build_metrics, method_cards, task_metrics
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.codec import Communication
@@ -235,12 +235,29 @@ def build_training(config: Config) -> TrainingSettings:
         learning_rate=optimizer.lr,
         schedule=bound(config, "training.schedule").build(rate=optimizer.lr, num_rounds=section.rounds),
         stop=StopLimits(
+            target=_target(config),
             target_accuracy=stop.target_accuracy,
             total_bytes=stop.total_bytes,
             sim_time_s=stop.sim_time_s,
             wall_time_s=stop.wall_time_s,
         ),
     )
+
+
+def _target(config: Config) -> tuple[str, float, str] | None:
+    """Return the figure of the test that ends the run, its value, and which way is better."""
+    target = config.training.stop.target
+    if target is None:
+        return None
+    modes = {entry["name"]: str(entry["mode"]) for entry in task_metrics(config)}
+    modes |= {column: metric.declaration.mode for metric in build_metrics(config) for column in metric.columns}
+    if target.metric not in modes:
+        named = f"known: {', '.join(modes)}" if modes else "evaluation.metrics names none"
+        raise ConfigError(
+            f"training.stop.target.metric: the test has no figure {target.metric!r} ({named}); name it in"
+            " evaluation.metrics, or set target_accuracy for the accuracy"
+        )
+    return target.metric, target.value, modes[target.metric]
 
 
 def _number(value: int | IntegerRange | None) -> int | tuple[int, int] | None:

@@ -21,7 +21,7 @@ from fedsweep.components.metrics import Metric
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import Counted, counted
-from fedsweep.records import ClientProfile, ServerContext, State
+from fedsweep.records import ClientProfile, RoundRecord, ServerContext, State
 from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, as_tensors, copied, layout_of, model_vector, placed, targets_of
 from fedsweep.world.availability import Availability
@@ -40,16 +40,31 @@ class StopLimits:
     """When a run ends before its last round; None: no such limit.
 
     Attributes:
+        target: A column of the test, the value that ends the run after the round that reached it, and whether ``max``
+            or ``min`` is better.
         target_accuracy: Ends after the round that reached it.
         total_bytes: Ends before the first round that would pass it.
         sim_time_s: Ends before the first round that would pass it.
         wall_time_s: Ends after the round that reached it.
     """
 
+    target: tuple[str, float, str] | None = None
     target_accuracy: float | None = None
     total_bytes: int | None = None
     sim_time_s: float | None = None
     wall_time_s: float | None = None
+
+    def reached_by(self, record: RoundRecord) -> str | None:
+        """Return the target that a round reached; None: none."""
+        accuracy = record.test_accuracy
+        if self.target_accuracy is not None and accuracy is not None and accuracy >= self.target_accuracy:
+            return "target_accuracy"
+        if self.target is not None:
+            name, value, mode = self.target
+            figure = record.extra.get(name)
+            if figure is not None and (figure >= value if mode == "max" else figure <= value):
+                return "target"
+        return None
 
     def passed_by(self, total_bytes: int, sim_time_s: float | None) -> str | None:
         """Return the limit that a round would pass with so many bytes sent, at such a virtual time; None: none."""

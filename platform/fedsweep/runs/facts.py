@@ -1,4 +1,4 @@
-"""A result's facts on the machine and the sources that made it."""
+"""A result's facts on the machine and the sources that made it, its data, and its last test."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import importlib.util
 import platform
 import resource
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fedsweep import __version__
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.records import RoundRecord
 
 _VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
 _told: dict[str, str | None] = {}
@@ -70,3 +73,25 @@ def _git_says(*words: str, folder: Path) -> str | None:
 def peak_memory_mb() -> float:
     """Return greatest resident memory of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def data_facts(experiment: Experiment) -> dict[str, Any]:
+    """Return what a model is made for beside its inputs' shape: as ever where pictures are classified."""
+    data = experiment.world.data
+    if data.learned.has_classes and data.images.ndim == 4:
+        return {"num_classes": data.num_classes}
+    inputs = data.images.dtype
+    return {
+        "input_types": inputs.str if inputs.names is None else inputs.descr,
+        "num_classes": data.learned.num_classes,
+        "target_shape": [int(size) for size in data.labels.shape[1:]],
+    }
+
+
+def test_figures(experiment: Experiment, records: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Return the last test's figures of the task, the leading one first; nothing where samples are classified."""
+    task = experiment.world.data.learned
+    tested = [record.extra for record in records if all(name in record.extra for name in task.measures)]
+    if task.has_classes or not tested:
+        return {}
+    return {"test_figures": {name: tested[-1][name] for name in task.measures}}

@@ -120,7 +120,9 @@ def _after_interrupt(folder: Path, way_on: str) -> str:
 def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
     """Return one line on a finished run, from its ``result.json``, with the command that opens the comparison."""
     accuracy, best = result["test_accuracy"], result["best_test_accuracy"]
-    measured = "no accuracy" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
+    figures = result.get("test_figures") or {}
+    listed = ", ".join(f"{name} {value:.4g}" for name, value in figures.items()) or "no accuracy"
+    measured = listed if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
     ratio = result["comm_ratio"]
     parts = [
         f"{result['rounds']} rounds" + ("" if result["stopped_by"] == "rounds" else f" ({result['stopped_by']})"),

@@ -111,7 +111,7 @@ def why_unknown(experiment: Experiment) -> str | None:
         return f"{method.exchanges[0]} more than models"
     if _asks_history(world):
         return "who is available depends on the clients' accuracies (scenario.availability)"
-    if stop.target_accuracy is not None or stop.wall_time_s is not None:
+    if stop.target_accuracy is not None or stop.target is not None or stop.wall_time_s is not None:
         return "its end depends on the training (training.stop)"
     return None
 

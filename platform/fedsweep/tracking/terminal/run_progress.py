@@ -31,6 +31,8 @@ _PLAIN_EVERY_S = 10.0
 _FIRST_ROUNDS = 10
 # What is waited for before the first round or after the last is told there once it has taken so many seconds.
 _PLAIN_WAIT_S = 3.0
+# The leading figure of the test, and which way is better, where samples are classified.
+_ACCURACY = ("accuracy", "max")
 _HEADINGS = ("round", "accuracy", "best", "loss", "MB sent", "ratio", "s/round")
 
 
@@ -42,12 +44,14 @@ class Standing:
         planned: Rounds that it is planned for.
         done: The last finished round.
         total_bytes: Bytes both ways so far.
-        best: Best test accuracy so far, 0..1; None before the first evaluation.
+        best: Best value of it so far; None before the first evaluation.
+        figure: The leading figure of the test: the accuracy, 0..1, or what the task says.
         where: Where it runs, to stand behind the rounds; may be empty.
     """
 
-    def __init__(self, name: str, planned: int, backend: str = "") -> None:
+    def __init__(self, name: str, planned: int, backend: str = "", leading: tuple[str, str] = _ACCURACY) -> None:
         self.name, self.planned = name, planned
+        self.figure, self._mode = leading
         self.where = f", {backend}" if backend else ""
         self.done, self.total_bytes = 0, 0
         self.best: float | None = None
@@ -57,13 +61,18 @@ class Standing:
     def add(self, record: RoundRecord) -> dict[str, str]:
         """Count a round; returns its row, text by heading."""
         self.done = record.round
-        self.total_bytes, self.best = record.total_bytes or 0, record.best_accuracy
+        self.total_bytes = record.total_bytes or 0
+        value = record.test_accuracy if self.figure == _ACCURACY[0] else record.extra.get(self.figure)
+        if self.figure == _ACCURACY[0]:
+            self.best = record.best_accuracy
+        elif value is not None and value == value:
+            self.best = value if self.best is None else (min if self._mode == "min" else max)(self.best, value)
         if self._counted == 1:
             self._seconds.clear()  # the first round loads libraries and says little about the others
         self._counted += 1
         self._seconds.append(record.wall_time_s + record.eval_time_s)
         loss = record.test_loss if record.test_loss is not None else record.train_loss
-        figures = (_figure(record.test_accuracy, "%.4f"), _figure(self.best, "%.4f"), _figure(loss, "%.4g"))
+        figures = (_figure(value, "%.4f"), _figure(self.best, "%.4f"), _figure(loss, "%.4g"))
         sent = (_figure(self.total_bytes / 1e6, "%.1f"), _figure(record.comm_ratio, "%.4f"))
         return dict(zip(_HEADINGS, (str(record.round), *figures, *sent, f"{self.pace:.2f}"), strict=True))
 
@@ -97,7 +106,9 @@ class Progress(Observer):
             self.closed()
 
     def started(self, info: RunInfo) -> None:
-        self._standing = Standing(info.name, info.planned_rounds, info.backend)
+        task = [info.config.get(f"scenario.task.metrics.0.{key}") for key in ("name", "mode")]
+        leading = _ACCURACY if task[0] is None else (str(task[0]), str(task[1]))
+        self._standing = Standing(info.name, info.planned_rounds, info.backend, leading)
         with contextlib.suppress(OSError):
             self.shows_start(self._standing)
         for record in info.records:
@@ -193,7 +204,8 @@ class PlainProgress(Progress):
             return
         width = len(str(standing.planned))
         self.shows_message(
-            f"round {standing.done:{width}d}/{standing.planned}  accuracy {row['accuracy']} (best {row['best']})"
+            f"round {standing.done:{width}d}/{standing.planned}"
+            f"  {standing.figure} {row['accuracy']} (best {row['best']})"
             f"  loss {row['loss']}  {row['MB sent']} MB sent  ratio {row['ratio']}  {row['s/round']} s/round"
             f"  {standing.left} left"
         )
@@ -273,7 +285,7 @@ class LiveProgress(Progress):
             return self._spinner
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in _HEADINGS:
-            table.add_column(heading, justify="right")
+            table.add_column(standing.figure if heading == _ACCURACY[0] else heading, justify="right")
         for row in list(self._rows):
             table.add_row(*(row[heading] for heading in _HEADINGS))
         return Group(table, self._bar(standing), *([Text(self._work)] if self._work else []))
