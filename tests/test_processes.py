@@ -1,4 +1,4 @@
-"""Files of the working folder never take the place of libraries, and modules of one's own are found all the same."""
+"""Files of the working folder never take the place of libraries; folders that nobody keeps go with their process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from fedsweep import processes
 from fedsweep.cli import main
+from fedsweep.processes import scratch_folder
 
 LIBRARIES = ("yaml", "jinja2", "pyarrow", "torch", "numpy", "ray", "rich", "typer", "pydantic", "safetensors", "mlflow")
 OWN = """
@@ -133,3 +135,44 @@ def test_memory_that_a_step_gives_back_is_not_mapped_anew(tmp_path: Path) -> Non
     # Huge pages, where the kernel gives them, are fewer.
     assert by_default > pages // 1024 and kept < by_default // 10
     assert min(faults("")) > pages // 1024
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_it_goes_with_what_is_in_it_and_another_of_a_living_process_stays(temporary: Path) -> None:
+    with scratch_folder() as one:
+        (one / "inner").mkdir()
+        with scratch_folder() as other:
+            assert one != other and (one / "inner").is_dir()
+        assert one.is_dir() and not other.exists()
+    assert list(temporary.iterdir()) == []
+
+
+def test_that_of_a_killed_process_is_removed_by_the_next(temporary: Path) -> None:
+    code = f"""
+import os, signal, tempfile
+from fedsweep.processes import scratch_folder
+tempfile.tempdir = {str(temporary)!r}
+with scratch_folder() as folder:
+    (folder / "run").mkdir()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    (left,) = temporary.iterdir()
+    (temporary / "other").mkdir()
+    with scratch_folder():
+        assert not left.exists()
+    assert [path.name for path in temporary.iterdir()] == ["other"]
+
+
+def test_nothing_behind_a_link_is_removed(temporary: Path) -> None:
+    (temporary / "mine").mkdir()
+    (temporary / "mine" / "file").touch()
+    (temporary / "fedsweep-scratch-x").symlink_to("mine")
+    with scratch_folder():
+        pass
+    assert (temporary / "mine" / "file").is_file()

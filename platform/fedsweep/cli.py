@@ -37,10 +37,10 @@ from fedsweep.commands import (
     sweep,
     verify,
 )
-from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts
+from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts, is_interrupted
 from fedsweep.commands.terminal.options import examples
-from fedsweep.commands.terminal.output import lasting_output
-from fedsweep.errors import InputError, RunError, first_line, lacks_memory
+from fedsweep.commands.terminal.output import lasting_output, note
+from fedsweep.errors import FedsweepError, InputError, RunError, first_line, lacks_memory
 from fedsweep.papers import COMMANDS
 from fedsweep.processes import collect_seldom, keep_freed_memory, look_here_last
 
@@ -48,8 +48,31 @@ _DEBUG = "--debug"
 # Characters of a message; with "error: " it stays below 500.
 _LONGEST = 480
 
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; of one that is interrupted, and does not say itself how it goes on, this is said."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, FedsweepError):
+            raise
+        except (KeyboardInterrupt, Exception) as error:
+            if not is_interrupted():
+                raise
+            # Cut off in the midst of an import, libraries fail with errors of their own.
+            why = "" if isinstance(error, KeyboardInterrupt) else f" ({type(error).__name__}: {first_line(error)})"
+            note(
+                _shortened(
+                    f"interrupted before fedsweep {ctx.invoked_subcommand} was done{why}; give the command again"
+                )
+            )
+            raise typer.Exit(INTERRUPTED) from error
+
+
 app = typer.Typer(
     name="fedsweep",
+    cls=_Commands,
     help="Federated-learning experiments: one method against one world, on a Ray cluster, tracked in MLflow.",
     epilog=examples(
         "fedsweep run quickstart/dynamicfl",

@@ -5,19 +5,24 @@ the library. So the working folder is the last on the path, in the driver and in
 
 Libraries of some hundred thousand objects are no place to look for unreachable cycles often, and memory that one step
 gives back is what the next one asks for.
+
+Folders for what nobody keeps go with the process that made them; those of killed ones with the next that needs one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 _VARIABLE = "FEDSWEEP_USER_FOLDERS"
@@ -25,6 +30,7 @@ _VARIABLE = "FEDSWEEP_USER_FOLDERS"
 _NEW_OBJECTS = 50_000
 # What Ray calls first in each worker.
 HOOK = f"{__name__}.begin_worker"
+_SCRATCH = "fedsweep-scratch-"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # glibc's names for mallopt: from which size a block is a mapping of its own, and how much free memory stays at the top.
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
@@ -93,9 +99,9 @@ def worker_settings() -> Iterator[dict[str, Any]]:
     job brings a working folder of its own (https://github.com/ray-project/ray/pull/63756). So it brings an empty one,
     which Ray has read when ``ray.init`` returns; workers then go to the driver's (:func:`begin_worker`).
     """
-    with tempfile.TemporaryDirectory(prefix="fedsweep-") as empty:
+    with scratch_folder() as empty:
         variables = {**worker_variables(), **_ONE_THREAD}
-        yield {"runtime_env": {"worker_process_setup_hook": HOOK, "env_vars": variables, "working_dir": empty}}
+        yield {"runtime_env": {"worker_process_setup_hook": HOOK, "env_vars": variables, "working_dir": str(empty)}}
 
 
 @contextlib.contextmanager
@@ -123,3 +129,46 @@ def _look_last(folders: Iterable[str]) -> None:
     last = [folder for folder in dict.fromkeys(folders) if folder]
     moved = {*last, ""} if os.getcwd() in last else {*last}
     sys.path[:] = [*(entry for entry in sys.path if entry not in moved), *last]
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder below the system's for temporary files, and remove it after the block with all that is in it.
+
+    The kernel locks it for as long as this process lives, so those that killed processes left behind are known by
+    their having no lock; they are removed first.
+    """
+    _remove_stale()
+    folder, handle = _make_locked()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _make_locked() -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        with contextlib.suppress(FileNotFoundError):  # before it is locked, another process may take it for a stale one
+            handle = _open(folder)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if folder.is_dir():
+                return folder, handle
+            os.close(handle)
+
+
+def _remove_stale() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):  # another user's, or a link
+            handle = _open(folder)
+            try:
+                if os.fstat(handle).st_uid == os.getuid():
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from fedsweep.bench.setup import Figure, Request, in_turns
@@ -20,6 +18,7 @@ from fedsweep.driver.plan import Plan
 from fedsweep.driver.run import Session, open_session, plan_run
 from fedsweep.errors import RunError
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.processes import scratch_folder
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.data.datasets import Dataset
@@ -78,8 +77,8 @@ def playing(plan: Plan) -> Iterator[Player]:
     """
     os.environ.setdefault("RAY_worker_niceness", "0")
     check_experiment(plan.experiment)
-    with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as scratch:
-        folder = Path(scratch) / "run"
+    with scratch_folder() as scratch:
+        folder = scratch / "run"
         with sole_writer(folder), cluster_for(plan, folder):
             RunFolder.create(folder, overwrite=False)
             with open_session(plan, folder) as session:
@@ -99,8 +98,8 @@ def whole_command(tree: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
     Raises:
         RunError: It failed.
     """
-    with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as folder:
-        source, out = Path(folder) / "bench.yaml", Path(folder) / "runs" / "run"
+    with scratch_folder() as folder:
+        source, out = folder / "bench.yaml", folder / "runs" / "run"
         source.write_text(json.dumps(tree), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "fedsweep", "run", str(source), "--out", str(out), "--quiet"]
         began = time.perf_counter()

@@ -174,9 +174,10 @@ def _main_job() -> str:
     try:
         from fedsweep.config.load import load_config
         from fedsweep.driver.run import plan_run, run_plan
+        from fedsweep.processes import scratch_folder
 
-        with tempfile.TemporaryDirectory(prefix="fedsweep-doctor-") as scratch:
-            result = run_plan(plan_run(load_config(_TINY)), Path(scratch) / "run")
+        with scratch_folder() as scratch:
+            result = run_plan(plan_run(load_config(_TINY)), scratch / "run")
     except Exception as error:  # whatever it is, it is what the user has to know
         raise Problem(f"two tiny rounds fail: {type(error).__name__}: {error}") from error
     return f"{result['rounds']} tiny rounds in {time.perf_counter() - began:.1f} s"

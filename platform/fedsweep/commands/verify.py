@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,13 +44,14 @@ def verify(
     Compared are the final model, every column of the rounds but times of the machine, the clients, what each of them
     sent and received, and accuracies by client. Exit code 1 where something differs.
     """
+    from fedsweep.processes import scratch_folder
     from fedsweep.runs.run_folder import RunFolder
     from fedsweep.runs.sources import misfit
 
     original = RunFolder(folder.expanduser().absolute())
     result = _finished(original)
-    with tempfile.TemporaryDirectory(prefix="fedsweep-verify-") as scratch:
-        again = RunFolder(Path(scratch) / "run")
+    with scratch_folder() as scratch:
+        again = RunFolder(scratch / "run")
         repeated = _play_again(original, again, quiet=quiet)
         differing = differences(original, again, results=(result, repeated))
     for line in differing:

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from fedsweep.cli import main
 from fedsweep.commands.terminal.interrupts import interrupts, is_interrupted
 
 
@@ -55,3 +56,21 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
             assert not is_interrupted()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ImportError("cannot load module more than once")])
+def test_a_command_that_a_signal_ends_says_so_and_ends_with_130(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut_off(*arguments: object, **keywords: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise error from None
+
+    monkeypatch.setattr("fedsweep.finished.evaluation.evaluate", cut_off)
+    assert main(["evaluate", "runs/first"]) == 130
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("interrupted before fedsweep evaluate was done")
+    assert said.err.endswith("; give the command again\n") and said.err.count("\n") == 1
+    assert str(error) in said.err
