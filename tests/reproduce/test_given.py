@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from fedsweep.reproduce.given import RUNS_FILE, read_runs, taken_from_files, wri
 from fedsweep.reproduce.reproduction import TableRequest
 from fedsweep.reproduce.task import begin, reproduce_table
 from fedsweep.results.view import load_run
+from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.sweep_folder import SweepFolder
+from fedsweep.sweeps.tuner import run_sweep
+from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 KEY, OTHER = "a" * 64, "b" * 64
 
@@ -95,7 +99,16 @@ def test_a_table_goes_on_in_portions_from_its_files_alone(table_path: Path, tmp_
     first = reproduce_table(wanted(0), out=tmp_path / "here" / "first").folder / RUNS_FILE
     second = reproduce_table(wanted(0, 1, runs_from=first), out=tmp_path / "there" / "second")
     assert [path.name.partition("seed=")[2] for path in second.folder.glob("0*")] == ["1"]
-    whole = reproduce_table(wanted(0, 1), out=tmp_path / "whole", fresh=True)
+    task = begin(wanted(0, 1), SweepFolder(tmp_path / "whole"), resume=False, overwrite=False, costs_only=False)
+
+    def interrupted(prepared: PreparedSweep, going_on: bool) -> None:
+        run_sweep(prepared, SweepProgress(), resume=going_on)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(task, fresh=True).make(run=interrupted)
+    assert len(read_runs(task.folder.path / RUNS_FILE)) == 2
+    whole = reproduce_table(wanted(0, 1), out=task.folder.path, resume=True)
     assert second.grid.cells == whole.grid.cells and not second.problems
     alone = reproduce_table(wanted(0, 1, runs_from=second.folder), out=tmp_path / "alone" / "table")
     assert alone.grid.cells == whole.grid.cells and not [*alone.folder.glob("0*")]

@@ -181,7 +181,11 @@ class Task:
         if not going_on:
             remove_outputs(path)
             going_on = self._take_over(prepared, notify) or self.going_on
-        run(prepared, going_on)
+        try:
+            run(prepared, going_on)
+        except KeyboardInterrupt:
+            self._write_finished()  # what is finished can go to another machine, although the table is not
+            raise
 
     def _runs(self) -> dict[Cell, Path | RunView]:
         """Return the cells' runs, in the cells' order: those that are given, and the folders of the others."""
