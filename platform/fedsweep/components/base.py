@@ -44,10 +44,12 @@ class Published:
         value: On the CPU; never changed in place.
         like: ``"params"``: one value per param of the full model [P], in their order; a client gets those of its
             sub-model. None: it is sent as it is.
+        number: 1 and how many messages have made it what it is, where it goes through a codec; set by the engine.
     """
 
     value: Tensor
     like: Literal["params"] | None = None
+    number: int = 0
 
 
 def _a_report(answer: Any, call: Call) -> None:

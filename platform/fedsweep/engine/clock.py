@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedsweep.components.probes import Probe
+from fedsweep.engine.coded import Announced
 from fedsweep.engine.cost import CostModel, registration_sizes
 from fedsweep.engine.ledger import Ledger
 from fedsweep.errors import InvariantError
@@ -30,7 +31,7 @@ class Leg:
         client: Who.
         steps: Local steps on the way.
         after: Local steps of the round that it took before.
-        down: The server sends its model first.
+        down: Messages by which the server sends its model first; 0: it sends none.
         masked: With the sub-model's masks, which travel once a round.
         up: The client sends its model at the end.
         probes: Forward passes of all its samples that measurements and terms' own work take on the way.
@@ -39,7 +40,7 @@ class Leg:
     client: int
     steps: int
     after: int = 0
-    down: bool = True
+    down: int = 1
     masked: bool = True
     up: bool = True
     probes: float = 0
@@ -55,6 +56,7 @@ class Prices:
         probes: The round's measurements.
         sends_at_once: See ``Pacing``.
         beside: Bytes that travel beside each message of a client, by client and direction.
+        announced: The server's messages before the round, where they go through a codec.
     """
 
     costs: CostModel
@@ -62,6 +64,7 @@ class Prices:
     probes: tuple[Probe, ...] = ()
     sends_at_once: bool = False
     beside: Mapping[tuple[int, Direction], float] = field(default_factory=dict)
+    announced: Announced | None = None
 
     def probed(self, *, last: bool) -> float:
         """Forward passes of all a client's samples that a job takes outside its steps; ``last`` in the round."""
@@ -86,7 +89,8 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
         samples = work.samples_in(leg.after + leg.steps) - work.samples_in(leg.after)
     probed = leg.probes * context.work[leg.client].num_samples if leg.probes else 0
     costs, beside = prices.costs, prices.beside
-    down = costs.num_bytes(submodel, "down") + submodel.index_bytes() * leg.masked + beside.get((leg.client, "down"), 0)
+    model = costs.num_bytes(submodel, "down", leg.down or 1) + submodel.index_bytes() * leg.masked
+    down = model + beside.get((leg.client, "down"), 0)
     up = costs.num_bytes(submodel, "up") + beside.get((leg.client, "up"), 0)
     return client_time(
         jittered(device, seed=prices.seed, round=context.round, client=leg.client),
@@ -99,7 +103,8 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
 
 def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTime:
     """Time a member of the cohort: all of its steps with one message down and one up."""
-    leg = Leg(client=client, steps=context.work[client].steps, probes=prices.probed(last=True))
+    messages = 1 if prices.announced is None else max(1, prices.announced.missed(client))
+    leg = Leg(client=client, steps=context.work[client].steps, down=messages, probes=prices.probed(last=True))
     return leg_time(leg, context, prices)
 
 
@@ -183,7 +188,9 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
         the server will have it.
     """
     now, ready = context.clock, dict(context.ready)
-    started: dict[int, tuple[float, int, bool]] = {}
+    started: dict[int, tuple[float, int, int]] = {}
+    downloads = {} if prices.announced is None else prices.announced.downloads(points)
+    due = {client: iter(messages) for client, messages in downloads.items()}
     taken = dict.fromkeys(context.cohort, 0)
     jobs = Counter(job.client for point in points for job in point.start)
     masked: set[int] = set()  # a round's masks travel once
@@ -194,8 +201,8 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
             jobs[client] -= 1
             probes = prices.probed(last=not jobs[client])
         # Whoever has no job only sends what it did in earlier rounds.
-        begun, steps, down = started.pop(client, (max(opened, ready.get(client, 0.0)), 0, False))
-        before, first = taken.get(client, 0), down and client not in masked
+        begun, steps, down = started.pop(client, (max(opened, ready.get(client, 0.0)), 0, 0))
+        before, first = taken.get(client, 0), bool(down) and client not in masked
         masked.update([client] if first else [])
         taken[client] = before + steps
         leg = Leg(client=client, steps=steps, after=before, down=down, masked=first, up=up, probes=probes)
@@ -206,7 +213,8 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
         for job in point.start:
             # A device takes up a job when it is through with the one before.
             begun = max(now, job.not_before, ready.pop(job.client, 0.0))
-            started[job.client] = (begun, job.steps, not job.resume)
+            down = 0 if job.resume else next(due[job.client]) if due else 1
+            started[job.client] = (begun, job.steps, down)
         opened = now
         for client in point.attend:
             now = max(now, end(client, up=client in started or not prices.sends_at_once))

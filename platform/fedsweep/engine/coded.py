@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,8 +13,87 @@ from fedsweep.client.messages import Reply
 from fedsweep.components.base import Published
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.state import RunState
+from fedsweep.records import SyncPoint
 from fedsweep.streams import Stream, stream
 from fedsweep.submodel import SubModel
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Announced:
+    """The server's messages through a codec, and which of them each client has.
+
+    A client that takes a model is sent all messages since its last one. The initial model follows from the seed.
+
+    Attributes:
+        version: Messages so far, the version of the server's model.
+        last_models: Clients that have taken a model, ascending, and the version that each took last [2, K], int64;
+            None: nobody has.
+
+    Source: Sattler et al. (2019), Robust and communication-efficient federated learning from non-iid data: clients that
+        missed rounds download the sum of what they missed, or the whole model where that is less.
+    """
+
+    version: int
+    last_models: Tensor | None = None
+
+    @classmethod
+    def of(cls, state: RunState) -> Announced:
+        """Return them before a run's next round."""
+        return cls(version=state.version, last_models=state.last_models)
+
+    def missed(self, client: int) -> int:
+        """Return messages since the model that a client took last."""
+        return self.version - self._last([client]).get(client, 0)
+
+    def downloads(self, points: Sequence[SyncPoint], lost: Iterable[int] = ()) -> dict[int, tuple[int, ...]]:
+        """Return the messages of each of a round's downloads, in their order by client, at least 1 each.
+
+        Args:
+            points: The round's sync points, without clients that drop out.
+            lost: These clients, which download once, as the round begins.
+        """
+        begun, _, _ = self._played(points)
+        sent = {client: tuple(counts) for client, counts in begun.items()}
+        return sent | {client: (max(1, self.missed(client)),) for client in lost}
+
+    def after(self, points: Sequence[SyncPoint]) -> Announced:
+        """Return them after a round; who dropped out forgets the model that it took."""
+        _, last, version = self._played(points)
+        if not last:
+            return replace(self, version=version)
+        news = torch.tensor(sorted(last.items()), dtype=torch.int64).T.contiguous()
+        if self.last_models is not None:
+            others = self.last_models[:, ~torch.isin(self.last_models[0], news[0])]
+            news = torch.cat([others, news], dim=1)
+            news = news[:, news[0].argsort()].contiguous()
+        return Announced(version=version, last_models=news)
+
+    def _last(self, clients: Sequence[int]) -> dict[int, int]:
+        """Return the versions that clients took last, of those that have."""
+        if self.last_models is None or not clients:
+            return {}
+        clients_K = torch.tensor(clients, dtype=torch.int64)
+        places = torch.searchsorted(self.last_models[0], clients_K).clamp(max=self.last_models.shape[1] - 1)
+        there = self.last_models[0, places] == clients_K
+        return dict(zip(clients_K[there].tolist(), self.last_models[1, places[there]].tolist(), strict=True))
+
+    def _played(self, points: Sequence[SyncPoint]) -> tuple[dict[int, list[int]], dict[int, int], int]:
+        """Return each download's messages by client, the versions taken last by these clients, and the last version."""
+        version, downloads = self.version, dict[int, list[int]]()
+        clients = sorted({job.client for point in points for job in point.start if not job.resume})
+        last = dict.fromkeys(clients, 0) | self._last(clients)
+        for point in points:
+            for job in point.start:
+                if not job.resume:
+                    downloads.setdefault(job.client, []).append(max(1, version - last[job.client]))
+                    last[job.client] = version
+            version += versions_made([point])
+        return downloads, last, version
+
+
+def versions_made(points: Iterable[SyncPoint]) -> int:
+    """Return how many models the server makes in a round."""
+    return sum(bool(point.attend) and not point.discard for point in points)
 
 
 class RoundCodecs:
@@ -57,19 +136,27 @@ class RoundCodecs:
     def sent(self, contents: Mapping[str, Published], position: int) -> dict[str, Published]:
         """Return what is published as clients have it: of what has the params' form the move is encoded."""
         return {
-            name: replace(content, value=self._sent_content(name, content.value, position)) if content.like else content
+            name: self._announced(content, self._sent_content(name, content.value, position))
+            if content.like
+            else content
             for name, content in contents.items()
         }
 
-    def _sent_content(self, name: str, value: Tensor, position: int) -> Tensor:
+    @staticmethod
+    def _announced(content: Published, sent: Mapping[str, Tensor]) -> Published:
+        return replace(content, value=sent["sent"], number=int(sent["number"]) if "number" in sent else 1)
+
+    def _sent_content(self, name: str, value: Tensor, position: int) -> Mapping[str, Tensor]:
         last = self.sent_contents.get(name)
         if last is None or not torch.equal(last["given"], value):
             # What an earlier message left out is in the move since what clients have.
             before = torch.zeros_like(value) if last is None else last["sent"]
+            # Everybody has zeros: content that begins with them is announced, but is not missed by who comes later.
+            number = torch.tensor(1) + value.any() if last is None else last.get("number", torch.tensor(1)) + 1
             source = self._stream(f"codec down {name}", position)
             sent, _ = sent_down(self._down, self._full, target=value, before=before, left=None, stream=source)
-            last = self.sent_contents[name] = {"given": value, "sent": sent}
-        return last["sent"]
+            last = self.sent_contents[name] = {"given": value, "sent": sent, "number": number}
+        return last
 
     def received(self, reply: Reply, submodel: SubModel, anchor: Tensor, move: Tensor | None = None) -> Reply:
         """Return a client's answer as the server has it; arguments as of :func:`~fedsweep.client.coding.decoded_reply`.

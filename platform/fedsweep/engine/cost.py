@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 
 import torch
@@ -122,15 +122,16 @@ class CostModel:
         """
         return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch).step / PASSES_OF_A_STEP
 
-    def sizes(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
+    def sizes(self, submodel: SubModel, direction: Direction, messages: int = 1) -> Mapping[str, Size]:
         """Size a message that carries the sub-model, by kind, without the masks that come with it once a round.
 
-        A codec's message is taken to be as long as one of noise: of most it depends on shapes alone.
+        A codec's message is taken to be as long as one of noise: of most it depends on shapes alone. ``messages``: the
+        receiver is sent so many at once, see ``Announced``.
         """
         codec = self.codecs[direction]
         if not codec.encodes:
             return whole_values(submodel.message(self.layout, direction))
-        return self.encoded(submodel, direction, self.of_params(submodel, direction))
+        return self.encoded(submodel, direction, self.of_params(submodel, direction, messages))
 
     @cached_property
     def message_values(self) -> int:
@@ -142,8 +143,11 @@ class CostModel:
         """Tell whether what travels beside models in the params' form is encoded: not by a method's own codec."""
         return self.codecs[direction].encodes and not (direction == "up" and self._own_codec)
 
-    def of_params(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
-        """Size what a codec makes of values in the form of the sub-model's params, by its tensors' names."""
+    def of_params(self, submodel: SubModel, direction: Direction, messages: int = 1) -> Mapping[str, Size]:
+        """Size what a codec makes of values in the form of the sub-model's params, by its tensors' names.
+
+        Of several messages all, or, where that is less, all values as they are.
+        """
         travels = travelling(submodel, self.layout)
         key = (direction, travels.shapes)
         if key not in self._encoded:
@@ -156,7 +160,13 @@ class CostModel:
             if len(self._encoded) >= _MOST_SHAPES:
                 self._encoded = {}
             self._encoded[key] = message_sizes(message, self.layout.dtype)
-        return self._encoded[key]
+        one = self._encoded[key]
+        if messages == 1:
+            return one
+        whole = Size(travels.size, BYTES_PER_VALUE * travels.size)
+        if messages * sum(size.num_bytes for size in one.values()) >= whole.num_bytes:
+            return {"whole": whole}
+        return {kind: Size(messages * size.values, messages * size.num_bytes) for kind, size in one.items()}
 
     def encoded(self, submodel: SubModel, direction: Direction, params: Mapping[str, Size]) -> Mapping[str, Size]:
         """Size a message up where a codec made this of the params: buffers and optimiser state go beside it."""
@@ -165,9 +175,9 @@ class CostModel:
             kind: size for kind, size in whole.items() if kind != "params"
         }
 
-    def num_bytes(self, submodel: SubModel, direction: Direction) -> int:
-        """Return bytes of that message in total."""
-        return sum(size.num_bytes for size in self.sizes(submodel, direction).values())
+    def num_bytes(self, submodel: SubModel, direction: Direction, messages: int = 1) -> int:
+        """Return bytes of that message, or of so many at once, in total."""
+        return sum(size.num_bytes for size in self.sizes(submodel, direction, messages).values())
 
 
 class Charges:
@@ -177,6 +187,7 @@ class Charges:
         costs: The sub-models' costs.
         submodel: Gives what part of the model a client trains.
         published: Which versions of published content clients have.
+        downloads: The messages of each download through a codec, by client, see ``Announced``.
 
     Attributes:
         ledger: What travelled.
@@ -184,9 +195,14 @@ class Charges:
     """
 
     def __init__(
-        self, costs: CostModel, submodel: Callable[[int], SubModel], published: Mapping[int, Mapping[str, str]]
+        self,
+        costs: CostModel,
+        submodel: Callable[[int], SubModel],
+        published: Mapping[int, Mapping[str, str]],
+        downloads: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._costs, self._submodel, self._published = costs, submodel, published
+        self._downloads = {client: iter(messages) for client, messages in (downloads or {}).items()}
         self.ledger = Ledger()
         self.published: dict[int, dict[str, str]] = {}
         self._masked: set[int] = set()  # clients that have got their sub-model's masks, which travel once a round
@@ -198,7 +214,8 @@ class Charges:
     def download(self, client: int, contents: Mapping[str, Published]) -> None:
         """Charge the model, its masks and what is published, of this what the client has not got yet."""
         submodel = self._submodel(client)
-        self.ledger.message(client, "down", self._costs.sizes(submodel, "down"))
+        messages = next(self._downloads[client]) if self._downloads else 1
+        self.ledger.message(client, "down", self._costs.sizes(submodel, "down", messages))
         if client not in self._masked:
             self.ledger.message(client, "down", {"mask": Size(0, submodel.index_bytes())})
             self._masked.add(client)
@@ -207,16 +224,22 @@ class Charges:
             return
         versions = {}
         for name, content in contents.items():
+            if content.number:
+                versions[name] = str(content.number)
+                last = _number(has.get(name))
+                self._encoded_content(client, name, content.number - last if last else max(1, content.number - 1))
+                continue
             versions[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != versions[name]:
                 self._content(client, name, content, submodel)
         self.published[client] = versions
 
-    def _content(self, client: int, name: str, content: Published, submodel: SubModel) -> None:
-        if content.like and self._costs.codecs["down"].encodes:
-            sizes = self._costs.of_params(submodel, "down")
+    def _encoded_content(self, client: int, name: str, messages: int) -> None:
+        if messages > 0:
+            sizes = self._costs.of_params(self._submodel(client), "down", messages)
             self.ledger.message(client, "down", {f"{name}/{kind}": size for kind, size in sizes.items()})
-            return
+
+    def _content(self, client: int, name: str, content: Published, submodel: SubModel) -> None:
         size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
         self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
 
@@ -238,6 +261,11 @@ class Charges:
             self.ledger.message(client, "up", {f"{owner}/{kind}": size for kind, size in sizes.items()})
         if reply is not None and reply.extras:
             self.ledger.payload(client, "up", reply.extras)
+
+
+def _number(version: str | None) -> int:
+    """Return the number of the message by which a client has content; 0: it has none, or not by a message."""
+    return int(version) if version is not None and version.isdecimal() else 0
 
 
 def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Literal
 
-from torch import nn
-
-from fedsweep.card import values_counted
 from fedsweep.client.lanes.grouping import alone, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
+from fedsweep.engine.ahead.beside import Beside, sized
 from fedsweep.engine.clock import Prices
+from fedsweep.engine.coded import versions_made
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.plan import Planner, RoundPlan, alike
@@ -25,9 +23,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment, client_side, server_context
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded, hook_of
-from fedsweep.models.cost import BYTES_PER_VALUE
-from fedsweep.records import ClientProfile, State
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.records import State
 from fedsweep.trees import sample_values
 
 Formula = Literal["up", "down", "setup_up", "setup_down"]
@@ -127,7 +123,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         taken = steps_by_client(plan)
         steps += sum(taken.values())
         turns += len({job.client for point in plan.points for job in point.start})
-        num_bytes += plan.num_bytes + _beside(plan, beside, seen)
+        num_bytes += plan.num_bytes + int(sum(beside.in_round(plan, seen)))
         clock = plan.clock
         for client, count in taken.items():
             work, probed = plan.context.work[client], _probed(plan, client, prices)
@@ -177,6 +173,8 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
             clock=plan.clock,
             ready=plan.ready,
             held=unfinished,
+            version=state.version + versions_made(plan.points),
+            last_models=None if plan.announced is None else plan.announced.after(plan.points).last_models,
         )
 
 
@@ -187,20 +185,6 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
         for job in point.start:
             taken[job.client] += times * job.steps
     return taken
-
-
-def _beside(plan: RoundPlan, beside: Beside, seen: set[int]) -> int:
-    """Return bytes that travel beside the models in a round; whoever takes part in it has been seen afterwards."""
-    total = Fraction(0)
-    started = {job.client for point in plan.points for job in point.start if not job.resume}
-    attending = {client for point in plan.points for client in point.attend}
-    ways: tuple[tuple[Literal["up", "down"], set[int]], ...] = (("down", started), ("up", attending & started))
-    for which, clients in ways:
-        for client in sorted(clients):
-            part, first = plan.submodel(client), client not in seen
-            total += beside.num_bytes(which, client, part, round=plan.context.round, first=first)
-    seen |= started
-    return int(total)
 
 
 def _probed(plan: RoundPlan, client: int, prices: Prices) -> float:
@@ -218,99 +202,8 @@ def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> f
     anchors = 1 if experiment.method.terms else 0
     models = num_values * (clients * (1 + int(slots) + anchors) + 4)
     sample = sample_values(experiment.world.data.images)
-    samples = sum(sorted((p.num_samples for p in _sized(experiment)), reverse=True)[:clients]) * sample
+    samples = sum(sorted((p.num_samples for p in sized(experiment)), reverse=True)[:clients]) * sample
     return 4 * (models + samples) / 2**20
-
-
-def _sized(experiment: Experiment) -> Sequence[ClientProfile]:
-    """Return the clients whose sizes matter: those of a drawn population are alike."""
-    profiles = experiment.world.profiles
-    return profiles[: experiment.training.cohort_size] if experiment.world.is_drawn else profiles
-
-
-# -- what travels beside the models, from the methods' cards -----------------------------------------------------------
-
-
-class Beside:
-    """Evaluates the formulas of an experiment's cards.
-
-    Args:
-        experiment: With the cards of its methods.
-        costs: The sub-models' costs.
-    """
-
-    def __init__(self, experiment: Experiment, costs: CostModel) -> None:
-        self._cards, self._costs, self._world = experiment.cards, costs, experiment.world
-        template = experiment.template
-        groups: Callable[[], Any] = getattr(template, "unit_groups", tuple)
-        features = getattr(template, "has_features", False)
-        profiles = _sized(experiment)
-        self._largest = max(profiles, key=lambda p: (p.num_samples, -p.client)).client
-        self._symbols: Mapping[str, Any] = {
-            "input_values": sample_values(experiment.world.data.images),
-            "classes": experiment.world.data.num_classes,
-            "units": sum(group.size for group in groups()),
-            "full_params": experiment.layout.num_params,
-            "kernel_weights": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
-            "sizes": tuple(profile.num_samples for profile in profiles),
-            "rounds": experiment.training.rounds,
-        } | ({"features": template.feature_width} if features else {})
-
-    def num_bytes(
-        self, which: Literal["up", "down"], client: int, submodel: SubModel, *, round: int, first: bool
-    ) -> Fraction:
-        """Return bytes that travel beside a client's model in a round; of what has the params' form, encoded.
-
-        Rounds count from 1. ``first``: it has taken part in none before.
-        """
-        params = submodel.message(self._costs.layout, "down").get("params", 0)
-        whole = self._values(which, client, submodel, round=round, first=first, params=params)
-        if not whole or not params or not self._costs.encodes_payloads(which):
-            return BYTES_PER_VALUE * whole
-        rest = self._values(which, client, submodel, round=round, first=first, params=0)
-        encoded = sum(size.num_bytes for size in self._costs.of_params(submodel, which).values())
-        return BYTES_PER_VALUE * rest + (whole - rest) / params * encoded
-
-    def _values(
-        self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool, params: int
-    ) -> Fraction:
-        """Return values that travel beside a client's model, all cards together; round 0 is before the first."""
-        if not self._cards:
-            return Fraction(0)
-        own = {
-            "values": sum(submodel.message(self._costs.layout, "down").values()),
-            "params": params,
-            "samples": self._world.profiles[client].num_samples,
-            "own_classes": int((self._world.profiles[client].label_counts > 0).sum()),
-            "is_largest": client == self._largest,
-            "round": round,
-            "is_first": first,
-        }
-        counts = (
-            values_counted(getattr(card, which), {**self._symbols, **own, **parameters})
-            for card, parameters in self._cards
-        )
-        return sum(counts, Fraction(0))
-
-    @property
-    def setup_bytes(self) -> int:
-        """Bytes of the exchange before round 1, all clients."""
-        if not any(getattr(card, which) for card, _ in self._cards for which in ("setup_up", "setup_down")):
-            return 0
-        formulas: tuple[Formula, ...] = ("setup_up", "setup_down")
-        clients = [profile.client for profile in self._world.profiles]
-        params = self._costs.layout.num_params
-        total = sum(
-            self._values(which, k, FULL_MODEL, round=0, first=True, params=params)
-            for which in formulas
-            for k in clients
-        )
-        return int(BYTES_PER_VALUE * total)
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return its linear and convolutional layers."""
-    return [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
 
 
 # -- methods that turn into something simpler without a word -----------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedsweep.components.probes import Probe
 from fedsweep.engine import clock
+from fedsweep.engine.coded import Announced
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.drawn_round import DrawnRound
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
@@ -42,6 +43,7 @@ class RoundPlan:
         num_bytes: Bytes that models and masks will move, both ways; payloads come on top.
         index_bytes: Of these the sub-models' masks, down: with each client's first download.
         lost: Members of the cohort that drop out; the sync points are without them.
+        announced: The server's messages before the round, where they go through a codec.
     """
 
     context: RoundContext
@@ -54,6 +56,7 @@ class RoundPlan:
     lost: Mapping[int, LostWork] = field(default_factory=dict)
     ready: Mapping[int, float] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
+    announced: Announced | None = None
 
     @property
     def folds(self) -> bool:
@@ -126,6 +129,7 @@ class Planner:
             seed=self._experiment.seed,
             probes=method.probes(components, context.round) if method.having["probes"] else (),
             sends_at_once=method.pacing.sends_at_once,
+            announced=Announced.of(state) if self._costs.codecs["down"].encodes else None,
         )
         context = replace(context, stream=stream(self._experiment.seed, "pacing", context.round))
         if state.clock is not None:
@@ -139,7 +143,7 @@ class Planner:
         self._check(points, context)
         timing = Timing() if state.clock is None else self._timed(points, context, prices)
         points, lost = points if timing.left is None else timing.left, timing.lost
-        models, index_bytes = self._traffic(points, context, lost=lost)
+        models, index_bytes = self._traffic(points, context, lost=lost, announced=prices.announced)
         return RoundPlan(
             context=context,
             points=points,
@@ -151,6 +155,7 @@ class Planner:
             lost=lost,
             ready=timing.ready,
             probes=prices.probes,
+            announced=prices.announced,
         )
 
     def meeting(self, state: RunState) -> RoundContext:
@@ -266,21 +271,30 @@ class Planner:
         return left, context.clock + closing.duration_s
 
     def _traffic(
-        self, points: tuple[SyncPoint, ...], context: RoundContext, *, lost: Mapping[int, LostWork]
+        self,
+        points: tuple[SyncPoint, ...],
+        context: RoundContext,
+        *,
+        lost: Mapping[int, LostWork],
+        announced: Announced | None = None,
     ) -> tuple[Size, int]:
         """Return models' messages, and the bytes of masks."""
-        messages: Counter[tuple[int, Direction]] = Counter()
+        messages: Counter[tuple[int, Direction, int]] = Counter()
         for client, work in lost.items():
-            messages.update({(client, "down"): 1, (client, "up"): int(work.sends)})
+            messages.update({(client, "down", 1): 1, (client, "up", 1): int(work.sends)})
         sent = set(lost)
         for point, times in alike(points):
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)
-            messages.update(dict.fromkeys(((client, "down") for client in down), times))
-            messages.update(dict.fromkeys(((client, "up") for client in point.attend), times))
+            messages.update(dict.fromkeys(((client, "down", 1) for client in down), times))
+            messages.update(dict.fromkeys(((client, "up", 1) for client in point.attend), times))
+        if announced is not None:
+            sent_down = announced.downloads(points, lost).items()
+            messages = Counter({key: times for key, times in messages.items() if key[1] == "up"})
+            messages.update((client, "down", number) for client, numbers in sent_down for number in numbers)
         values = num_bytes = 0
-        for (client, direction), times in messages.items():
-            sizes = self._costs.sizes(context.submodels.get(client, FULL_MODEL), direction).values()
+        for (client, direction, number), times in messages.items():
+            sizes = self._costs.sizes(context.submodels.get(client, FULL_MODEL), direction, number).values()
             values += times * sum(size.values for size in sizes)
             num_bytes += times * sum(size.num_bytes for size in sizes)
         return Size(values, num_bytes), sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)

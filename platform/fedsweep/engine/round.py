@@ -65,7 +65,8 @@ class Round:
         self.vector: Tensor = state.vector
         self.version = state.version
         self.components: dict[str, State] = dict(plan.components)  # a copy: another round may begin from the same plan
-        self._charges = Charges(self._costs, plan.submodel, state.published)
+        downloads = None if plan.announced is None else plan.announced.downloads(plan.points, plan.lost)
+        self._charges = Charges(self._costs, plan.submodel, state.published, downloads)
         self.ledger = self._charges.ledger
         self.attendees: tuple[int, ...] = ()
         self.weights: tuple[float, ...] = ()
@@ -140,6 +141,9 @@ class Round:
             published=dict(sorted({**before.published, **self._charges.published}.items())),
             left=self.codecs.left,
             sent_contents=self.codecs.sent_contents,
+            last_models=None
+            if self.plan.announced is None
+            else self.plan.announced.after(self.plan.points).last_models,
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )

@@ -141,7 +141,11 @@ class RowMaker:
             earlier = last.full_time_s - last.sim_time_s
         pacing = self._experiment.method.pacing
         prices = Prices(
-            costs=self._costs, seed=self._experiment.seed, probes=plan.probes, sends_at_once=pacing.sends_at_once
+            costs=self._costs,
+            seed=self._experiment.seed,
+            probes=plan.probes,
+            sends_at_once=pacing.sends_at_once,
+            announced=plan.announced,
         )
         return clock + earlier + beside_s(plan.points, plan.context, prices, round.ledger) + server_s(server_flops)
 

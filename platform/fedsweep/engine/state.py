@@ -33,7 +33,10 @@ class RunState:
         setup_s: Virtual seconds of registration and that exchange; None without devices.
         published: Which version of each published content clients have.
         left: What the server's messages have left out [P]; None: nothing.
-        sent_contents: Published content that goes through a codec, by name: as it was given, and as clients have it.
+        sent_contents: Published content that goes through a codec, by name: as it was given, as clients have it, and
+            how many messages were made of it.
+        last_models: Clients that have taken a model, and the version that each took last [2, K]; None without a codec
+            downwards.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
         stepping: How clients are stepped, where that was tried in the first round.
@@ -57,6 +60,7 @@ class RunState:
     published: Mapping[int, Mapping[str, str]] = late_field(dict)
     left: Tensor | None = late_field()
     sent_contents: Mapping[str, Mapping[str, Tensor]] = late_field(dict)
+    last_models: Tensor | None = late_field()
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
     stepping: Stepping | None = late_field()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from fractions import Fraction
 from functools import cache
 
 import torch
@@ -12,9 +11,10 @@ from torch import Tensor, nn
 from fedsweep.catalog import method_builder
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.planning import SubModelPolicy
+from fedsweep.engine.ahead.beside import Beside
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.forecast import Beside, forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -61,19 +61,11 @@ def bytes_are_the_cards(subject: Subject) -> None:
 
 def _expected(plan: RoundPlan, costs: CostModel, card_values: Beside, seen: set[int]) -> tuple[int, int]:
     """Return bytes up and down of a round, from its plan and the card."""
-    beside = {"up": Fraction(0), "down": Fraction(0)}
-    started = {job.client for point in plan.points for job in point.start if not job.resume}
-    sending = {client for point in plan.points for client in point.attend}
-    for client in sorted(started):
-        part, first = plan.submodel(client), client not in seen
-        beside["down"] += card_values.num_bytes("down", client, part, round=plan.context.round, first=first)
-        if client in sending:
-            beside["up"] += card_values.num_bytes("up", client, part, round=plan.context.round, first=first)
-    seen |= started
+    beside_up, beside_down = card_values.in_round(plan, seen)
     ups = sum(costs.num_bytes(plan.submodel(k), "up") for p in plan.points for k in p.attend)
     starts = [job.client for point in plan.points for job in point.start if not job.resume]
     downs = sum(costs.num_bytes(plan.submodel(k), "down") for k in starts)
-    return int(ups + beside["up"]), int(downs + beside["down"]) + plan.index_bytes
+    return int(ups + beside_up), int(downs + beside_down) + plan.index_bytes
 
 
 def _equal(where: str, counted: int, ledger: int, card: int) -> None:

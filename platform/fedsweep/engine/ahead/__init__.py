@@ -1,0 +1,1 @@
+"""Rounds before they are played: costs that no plan says."""
