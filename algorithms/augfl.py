@@ -144,19 +144,21 @@ class Transfer(Refinement):
     Attributes:
         penalty: rho of ADMM, above 0: a greater one makes smaller steps.
         transfer: lambda, the weight of the distance to the teacher, at least 0; 0 needs no samples on the server. The
-            server's step is transfer / (clients * penalty): the paper's 5 is for 40 clients; with 20 it diverges.
-        temperature: At which the teacher is distilled, above 0.
+            server's step is transfer / (clients * penalty), and the paper's 5 is for 40 clients.
+        temperature: At which the teacher is distilled, above 0. R's slope grows with it: at 4 the paper's transfer
+            diverges on small networks.
         server_batch: Samples of a distillation step, at least 1.
         teacher_steps: Steps that train the teacher, at least 1.
 
     Source: Yue et al. (2025). Reading: the authors distil contrastively from a network that was pretrained elsewhere;
-    here from logits, and from the server's own samples, so that nothing need be downloaded. Where not all clients are
+    here from logits, and from the server's own samples, so that nothing need be downloaded; at temperature 1, where
+    its slope in the logits is bounded as that of the cross-entropy beside it is. Where not all clients are
     there, the server still moves by one of N shares: what they send is weighed by their share of all samples, too.
     """
 
     penalty: Positive = 0.7
     transfer: NotNegative = 5.0
-    temperature: Positive = 4.0
+    temperature: Positive = 1.0
     server_batch: Count = 128
     teacher_steps: Count = 500
 
@@ -279,7 +281,11 @@ def share_down(*, is_first: bool) -> int:
         needs=("labelled proxy", "classes"),
         down=(share_down,),
         live=("transfer_distance", "personal_accuracy"),
-        differs=("the teacher is trained on the server's labelled samples, not pretrained elsewhere",),
+        differs=(
+            "the teacher is trained on the server's labelled samples, not pretrained elsewhere",
+            "the distance to it is T^2 KL + cross-entropy, T = 1, not contrastive, and lambda weighs that; at T = 4 the"
+            " paper's lambda diverges on small networks",
+        ),
         small={"teacher_steps": 20},
     )
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,3 +50,16 @@ class Pages:
 @pytest.fixture(scope="session")
 def pages() -> Pages:
     return Pages()
+
+
+@pytest.fixture
+def folder(
+    request: pytest.FixtureRequest, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A working folder with the files of the page that the test's module names as ``PAGE``; its modules go with it."""
+    pages.write_files(request.module.PAGE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)

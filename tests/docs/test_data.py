@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,6 @@ from fedsweep.world.data.datasets import DATASETS
 
 PAGE = "docs/data.md"
 SMALL = ["runtime.backend=local", "tracking.uri=none"]
-
-
-@pytest.fixture
-def folder(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    pages.write_files(PAGE, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    sys.modules.pop("my_world", None)
 
 
 def test_the_pages_world_is_learned(folder: Path) -> None:

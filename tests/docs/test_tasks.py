@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,6 @@ from fedsweep.cli import main
 
 PAGE = "docs/tasks.md"
 SMALL = ["runtime.backend=local", "tracking.uri=none"]
-
-
-@pytest.fixture
-def folder(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    pages.write_files(PAGE, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    sys.modules.pop("my_counts", None)
 
 
 @pytest.mark.parametrize(

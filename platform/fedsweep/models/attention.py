@@ -56,3 +56,25 @@ class SelfAttention(nn.Module):
             outputs: The heads' outputs ``[B, H, T, D]``.
         """
         return 2 * outputs.numel() * outputs.shape[2]
+
+
+class AttentionBlock(nn.Module):
+    """Attention and MLP, each after a layer norm and added to the tokens ``[B, T, width]``."""
+
+    def __init__(self, width: int, *, heads: int, hidden: int, causal: bool = False) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        # The heads' width is given apart: a sub-model has fewer heads, each as wide as before.
+        self.attention = SelfAttention(width, heads=heads, head_width=width // heads, causal=causal)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, hidden)
+        self.gelu = nn.GELU()
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return tokens of the same shape."""
+        heads = self.attention(self.norm1(tokens))
+        tokens = tokens + self.project(heads.transpose(1, 2).flatten(2))
+        mixed: Tensor = tokens + self.fc2(self.gelu(self.fc1(self.norm2(tokens))))
+        return mixed

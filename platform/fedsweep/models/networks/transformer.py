@@ -11,30 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
-from fedsweep.models.attention import SelfAttention
+from fedsweep.models.attention import AttentionBlock
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.unit_groups import UnitGroup
-
-
-class _Block(nn.Module):
-    """Causal attention and MLP, each after a layer norm and added to the tokens ``[B, T, width]``."""
-
-    def __init__(self, width: int, *, heads: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = SelfAttention(width, heads=heads, head_width=width // heads, causal=True)
-        self.project = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.gelu = nn.GELU()
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens of the same shape."""
-        heads = self.attention(self.norm1(tokens))
-        tokens = tokens + self.project(heads.transpose(1, 2).flatten(2))
-        mixed: Tensor = tokens + self.fc2(self.gelu(self.fc1(self.norm2(tokens))))
-        return mixed
 
 
 @final
@@ -72,7 +51,9 @@ class Transformer(Network):
             )
         self.words = nn.Embedding(num_classes, width)
         self.positions = nn.Parameter(torch.empty(self.input_shape[0], width))
-        self.blocks = nn.Sequential(*(_Block(width, heads=heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(AttentionBlock(width, heads=heads, hidden=4 * width, causal=True) for _ in range(depth))
+        )
         self.norm = nn.LayerNorm(width)
         self.classifier = nn.Linear(width, num_classes)
         nn.init.normal_(self.words.weight, std=0.02)

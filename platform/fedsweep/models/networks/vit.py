@@ -8,33 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
-from fedsweep.models.attention import SelfAttention
+from fedsweep.models.attention import AttentionBlock, SelfAttention
 from fedsweep.models.network import InputShape, LinearHeadNetwork
 from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 _MOST_PATCHES_PER_SIDE = 8
-
-
-class _Block(nn.Module):
-    """Attention and MLP, each after a layer norm and added to the tokens ``[B, T, width]``."""
-
-    def __init__(self, width: int, *, heads: int, hidden: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        # The heads' width is given apart: a sub-model has fewer heads, each as wide as before.
-        self.attention = SelfAttention(width, heads=heads, head_width=width // heads)
-        self.project = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, hidden)
-        self.gelu = nn.GELU()
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens of the same shape."""
-        heads = self.attention(self.norm1(tokens))
-        tokens = tokens + self.project(heads.transpose(1, 2).flatten(2))
-        mixed: Tensor = tokens + self.fc2(self.gelu(self.fc1(self.norm2(tokens))))
-        return mixed
 
 
 @final
@@ -86,7 +64,9 @@ class VitTiny(LinearHeadNetwork):
         channels, rows, columns = self.input_shape
         self.embed = nn.Conv2d(channels, width, side, stride=side)
         self.positions = nn.Parameter(torch.empty((rows // side) * (columns // side), width))
-        self.blocks = nn.Sequential(*(_Block(width, heads=heads, hidden=mlp_ratio * width) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(AttentionBlock(width, heads=heads, hidden=mlp_ratio * width) for _ in range(depth))
+        )
         self.norm = nn.LayerNorm(width)
         self.add_head(width, projection)
         nn.init.normal_(self.positions)

@@ -10,7 +10,7 @@ import numpy as np
 from fedsweep.parameters.ranges import Count, Positive
 from fedsweep.streams import Stream
 from fedsweep.world.partitions.base import Partition
-from fedsweep.world.partitions.draws import Floats, Indices
+from fedsweep.world.partitions.draws import Floats, Indices, log_dirichlet
 from fedsweep.world.population import Built, Drawn
 
 
@@ -61,9 +61,7 @@ class DrawnClients(Partition):
             return shares_C
         own_C = np.zeros(len(shares_C))
         concentrations = self.dirichlet_alpha * shares_C[shares_C > 0]
-        # In logarithms, as in log_dirichlet: at small concentrations the plain draw underflows to zeros.
-        logs = np.log(generator.standard_gamma(concentrations + 1))
-        logs -= generator.standard_exponential(len(logs)) / concentrations
+        logs = log_dirichlet(concentrations, concentrations.shape, generator)
         weights = np.exp(logs - logs.max())
         own_C[shares_C > 0] = weights / weights.sum()
         return own_C

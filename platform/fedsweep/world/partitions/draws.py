@@ -11,8 +11,10 @@ Floats = NDArray[np.float64]
 _ALTERNATIONS = 1000
 
 
-def log_dirichlet(concentration: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:
-    """Return logarithms of unnormalised draws from a symmetric Dirichlet, one per row: ``[rows, columns]``.
+def log_dirichlet(concentration: float | Floats, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
+    """Return logarithms of unnormalised draws from a Dirichlet: ``[columns]``, or one per row, ``[rows, columns]``.
+
+    The concentration is every column's, or ``[columns]``.
 
     A gamma variable of shape a is one of shape a + 1 times U^(1/a). In logarithms that stays finite at any
     concentration, where the plain draw underflows to zeros.
