@@ -42,10 +42,10 @@ def caveats(experiment: Experiment, records: Sequence[RoundRecord]) -> list[str]
     return sentences
 
 
-def blamed(error: ClientJobError, experiment: Experiment, state: RunState) -> Exception:
-    """Return a client's failure; where the model sent to it computes NaN, the fault of whatever made that model."""
+def fault_of_model(error: ClientJobError, experiment: Experiment, state: RunState) -> Exception | None:
+    """Return the fault of whatever made the model, where a client failed because it computes NaN; None elsewhere."""
     if not state.records or not _computes_nan(state.records[-1]):
-        return error
+        return None
     last = state.round
     return InvariantError(
         f"the model that {_maker(experiment)} made in round {last} computes NaN, so no client can train it (seen in"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.client.messages import Stepping
-from fedsweep.driver.caveats import blamed, caveats
+from fedsweep.driver.caveats import caveats, fault_of_model
 from fedsweep.driver.messages import MessageQueue, Messages
 from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
@@ -182,7 +182,9 @@ class RunSession:
         except MemoryLost as lost:
             return self._go_back(lost)
         except ClientJobError as error:
-            raise blamed(error, self._experiment, state) from error
+            if (fault := fault_of_model(error, self._experiment, state)) is None:
+                raise
+            raise fault from error
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
         self._stopped_by = self._engine.finished_by(state)
