@@ -40,6 +40,8 @@ _BUILDERS = (
     "fjord:fjord",
     "fedasync:fedasync",
     "fedbuff:fedbuff",
+    "hierfavg:hierfavg",
+    "dpsgd:dpsgd",
     "prunefl.method:prunefl",
     "feddst:feddst",
     "fedas:fedas",

@@ -25,6 +25,8 @@ NEEDS: Mapping[str, str] = {
     "evaluation": "a test after every round (`evaluation.every: 1`)",
     "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
     "features": "a network that says where its features and its head are",
+    "graph": "clients that talk with each other (`scenario.topology`: ring, exponential, random, complete, file)",
+    "tree": "edge servers (`scenario.topology`: tree)",
     "units": "a network that lists its units",
     "input shape": "a network that tells the shape of its inputs",
     "no batch norm": "a network without batch norm",

@@ -81,6 +81,7 @@ class FederatedMethod:
                 f"method {self.name}: its {whole[0]} needs clients that train the whole model, but"
                 f" {type(self.submodels).__name__} gives them parts of it; leave one of them out"
             )
+        self._check_hubs()
         if not self.pacing.carries_work():
             return
         verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_exact_moves}
@@ -92,6 +93,21 @@ class FederatedMethod:
                 f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
                 f" with {parts[0]} anew in each round; leave one of them out, or choose a pacing that ends all work"
                 " with its round"
+            )
+
+    def _check_hubs(self) -> None:
+        """Refuse what only the server could do, where models meet at other hubs."""
+        if not self.pacing.has_hubs:
+            return
+        parts = [f"the term {term.name}, which sends something to the server" for term in self.terms if term.sends]
+        others = [item for hook in ("publish", "probes") for item in self.having[hook]]
+        parts += [f"the {seam} ({type(part).__name__}), which asks clients something" for seam, part in others]
+        parts += ["a weighting of steps from the server's model"] if self.moves_from is not None else []
+        parts += ["the codec, whose moves are from the server's model"] if self.codec.encodes else []
+        if parts:
+            raise ConfigError(
+                f"method {self.name}: its models meet at other hubs than the server ({type(self.pacing).__name__}),"
+                f" which does not go with {parts[0]}; leave one of them out"
             )
 
     # What follows from the method alone is found once; a round looks it up.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout, ParamTree
+from fedsweep.world.topology import SERVER, Merge, Star, Topology
 
 if TYPE_CHECKING:
     from fedsweep.submodel import SubModel
@@ -69,12 +70,14 @@ class LocalJob:
         steps: Local steps; 0 only measures.
         resume: Go on from the client's own params; otherwise from the anchor, which is sent.
         not_before: Earliest start on the virtual clock, in seconds.
+        model: The hub whose present model it starts from; that of another place is sent to the client.
     """
 
     client: int
     steps: int
     resume: bool = False
     not_before: float = 0.0
+    model: int = SERVER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +90,14 @@ class SyncPoint:
         idle: Clients that did nothing and count in the mean with the model that the server sent last at the
             round's start; nothing travels for them.
         discard: The attendees send their models, but the server throws them away and keeps its own.
+        merges: Where the attendees' models meet, one after another; none: all of them at the server.
     """
 
     start: tuple[LocalJob, ...]
     attend: tuple[int, ...]
     idle: tuple[int, ...] = ()
     discard: bool = False
+    merges: tuple[Merge, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +143,7 @@ class ServerContext:
         proxy_data: Inputs and labels (labels None where unlabelled) that the server holds, or None.
         validation_data: Inputs and labels held out of the training set, or None.
         budgets: Who affords what; None: no limits.
+        topology: Who talks with whom.
         stream: The component's own random stream.
     """
 
@@ -152,6 +158,7 @@ class ServerContext:
     proxy_data: tuple[Tensor, Tensor | None] | None = None
     validation_data: tuple[Tensor, Tensor] | None = None
     budgets: BudgetPlan | None = None
+    topology: Topology = Star()
     stream: Stream
 
 
@@ -176,6 +183,8 @@ class RoundContext:
         durations: Virtual seconds that each member would need; empty without devices.
         num_values: |W|, scalars of the full model; with codecs as many as its message has bytes for, mean of both ways.
         budgets: Who affords what; None: no limits.
+        topology: Who talks with whom.
+        hub_times: Virtual seconds at which hubs but the server had their present models, where these are kept.
         model: A template of the full model, for its structure; None in contexts made by hand.
         stream: Random numbers of this seam in this round.
     """
@@ -196,6 +205,8 @@ class RoundContext:
     durations: Mapping[int, float] = field(default_factory=dict)
     num_values: int = 0
     budgets: BudgetPlan | None = None
+    topology: Topology = Star()
+    hub_times: Mapping[int, float] = field(default_factory=dict)
     model: nn.Module | None = None
     stream: Stream = Stream(("unset",))
 
@@ -252,7 +263,9 @@ class SyncContext:
         index: The sync point's number within the round, from 0.
         ends_round: Whether it is the round's last.
         version: The server's, which each aggregation raises by 1.
-        vector: The server's model before this aggregation [V].
+        hub: Where models meet, by its number.
+        topology: Who talks with whom.
+        vector: The hub's model before this aggregation [V].
         layout: How it lies.
         anchors: Earlier versions that updates started from.
         learning_rate: The round's rate.
@@ -294,6 +307,8 @@ class SyncContext:
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     moves_from: Literal["server", "anchor"] | None = None
     version: int = 0
+    hub: int = SERVER
+    topology: Topology = Star()
     proxy_data: tuple[Tensor, Tensor | None] | None = None
     validation_data: tuple[Tensor, Tensor] | None = None
 
@@ -316,6 +331,7 @@ class Traffic:
         num_bytes: [E] int64.
         steps: Local steps of the client in the round, the same in all of its entries [E] int32.
         names: What travels, see :class:`~fedsweep.engine.ledger.Ledger`; ascending.
+        peers: Hubs at the other end [E] int32; None: the server.
     """
 
     clients: Tensor
@@ -324,6 +340,7 @@ class Traffic:
     num_bytes: Tensor
     steps: Tensor
     names: tuple[str, ...]
+    peers: Tensor | None = late_field()
 
 
 @dataclass(frozen=True, kw_only=True)

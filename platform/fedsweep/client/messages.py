@@ -190,6 +190,7 @@ class Segment:
         remembers: Some client may have something to remember when the round closes.
         stepping: How clients are stepped, where that was tried; None: as the experiment says.
         left: What the server's messages have left out before the first point [P]; None: nothing.
+        models: Models [V] of other hubs that jobs start from, by hub.
     """
 
     round: int
@@ -207,6 +208,7 @@ class Segment:
     remembers: bool = True
     stepping: Stepping | None = None
     left: Tensor | None = None
+    models: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,16 +220,19 @@ class Question:
         probes: What they measure.
         round: Rounds that are done.
         classes: Under drift, clients' classes of the round.
+        models: Models [V] that clients are asked about in place of the server's, by client.
     """
 
     clients: tuple[int, ...]
     probes: tuple[Probe, ...]
     round: int = 0
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    models: Mapping[int, Tensor] = field(default_factory=dict)
 
     def of(self, clients: Sequence[int]) -> Question:
         """Return the same question to some of them."""
-        return replace(self, clients=tuple(clients))
+        models = {client: self.models[client] for client in clients if client in self.models}
+        return replace(self, clients=tuple(clients), models=models)
 
 
 @dataclass(frozen=True, kw_only=True)

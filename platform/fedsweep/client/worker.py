@@ -248,7 +248,7 @@ class Worker:
                 local = self._rounds[client]
                 # It goes on: what has reached the server is no longer all that it did.
                 self._attended.discard(client)
-                anchor = None if job.resume else current
+                anchor = None if job.resume else segment.models.get(job.model, current)
                 broadcast = self._cut(segment.published, local.model.submodel) if segment.published else {}
                 local.begin(job, anchor, version=version, broadcast=broadcast, probes=segment.probes)
 
@@ -364,7 +364,7 @@ class Worker:
             local = self._local_round(task, round=question.round, learning_rate=0.0, memory=memory, tests=tests)
             probes = [probe for probe in question.probes if probe.asks(client)]
             try:
-                answers[client] = local.measured_at(vector, probes)
+                answers[client] = local.measured_at(question.models.get(client, vector), probes)
             except (FedsweepError, MemoryError):
                 raise
             except Exception as error:

@@ -82,12 +82,14 @@ from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, load
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.devices import DeviceProfile, client_time
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
+from fedsweep.world.topology import SERVER, Graph, Merge, Topology, Tree
 
 __all__ = [
     "BYTES_PER_VALUE",
     "FULL_MODEL",
     "NOBODY",
     "PASSES_OF_A_STEP",
+    "SERVER",
     "Adapter",
     "AsItIs",
     "AtLeastOne",
@@ -113,6 +115,7 @@ __all__ = [
     "FrozenModel",
     "FullModel",
     "GlobalModel",
+    "Graph",
     "LinearHeadNetwork",
     "LocalClient",
     "LocalJob",
@@ -121,6 +124,7 @@ __all__ = [
     "LocalTerm",
     "LocalWork",
     "Memory",
+    "Merge",
     "MultiplierIn",
     "NotNegative",
     "Objective",
@@ -151,6 +155,8 @@ __all__ = [
     "SyncPoint",
     "SyncRule",
     "TaskLoss",
+    "Topology",
+    "Tree",
     "Uniform",
     "UniformSelection",
     "UnitGroup",

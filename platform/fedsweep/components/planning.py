@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsweep.components.base import ServerComponent
 from fedsweep.guard import finite_vector, items, named, pair, returns
 from fedsweep.parameters.ranges import Count
-from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncContext, SyncPoint
+from fedsweep.records import ClientUpdate, LocalJob, RoundContext, ServerContext, State, SyncContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.world.population import DrawnPresence
 
@@ -102,11 +102,13 @@ class Pacing(ServerComponent):
         draws_candidates: The cohort is who may be asked: members that get no job have no part in the round.
         sends_at_once: Work that goes on over a round's end is sent as soon as it is done, whenever it is attended;
             otherwise clients keep it until the server asks.
+        has_hubs: Models meet at other hubs than the server, or clients start from models of other hubs.
     """
 
     syncs_inside: ClassVar[bool] = False
     draws_candidates: ClassVar[bool] = False
     sends_at_once: ClassVar[bool] = False
+    has_hubs: ClassVar[bool] = False
 
     @abstractmethod
     @returns(pair("sync points, state", items(SyncPoint)))
@@ -119,6 +121,10 @@ class Pacing(ServerComponent):
     def carries_work(self) -> bool:
         """Tell whether clients may keep what they trained over a round's end and deliver it later."""
         return False
+
+    def first_models(self, context: ServerContext) -> Iterable[int]:
+        """Return the hubs that have the initial model before round 1."""
+        return ()
 
     def costs(self, context: RoundContext) -> tuple[float, float]:
         """Return a client's values per round at the high and at the low frequency, for the scenario's budgets.

@@ -114,9 +114,14 @@ class Scenario(Section):
         description="The simulated fleet: {profile, seed, ...} with profile phone-slow, phone-lte, phone-wifi,"
         " edge-accel, flash-tiers or homogeneous, or {file: ...}; null: no virtual times.",
     )
+    topology: KindComponent | None = Field(
+        default=None,
+        description="Who talks with whom: {kind: star} (as null), tree, ring, exponential, random, complete or file.",
+    )
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Where samples are classified, a configuration is what it was before there was anything else.
+        # Where samples are classified and clients talk with the server, a configuration is what it was before there
+        # was anything else.
         tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key != "task" or value is not None}
+        return {key: value for key, value in tree.items() if key not in ("task", "topology") or value is not None}

@@ -147,6 +147,13 @@ TABLES: Mapping[str, Table] = {
         gives="fedsweep.world.stragglers:StragglerPolicy",
         null_is_default=True,
     ),
+    "scenario.topology": Table(
+        word="topology",
+        builders="fedsweep.world.topology:TOPOLOGIES",
+        gives="fedsweep.world.topology:Topology",
+        provided=("num_clients", "run_seed"),
+        null_is_default=True,
+    ),
     "model": Table(
         word="model",
         builders="fedsweep.models.registry:MODELS",

@@ -6,10 +6,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from fedsweep.client.messages import Progress, Reply
+from fedsweep.client.messages import Handle, Progress, Reply
 from fedsweep.components.base import ServerComponent
+from fedsweep.engine.state import RunState
+from fedsweep.errors import InvariantError
 from fedsweep.guard import ask
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
@@ -51,6 +55,30 @@ def client_update(
         train_loss=progress.loss_sum / progress.steps if progress.steps else float("nan"),
         extras=reply.extras,
     )
+
+
+def held_update(
+    client: int, state: RunState, fetch: Callable[[Handle], State], *, learning_rate: float, layout: FlatLayout
+) -> ClientUpdate:
+    """Return the update of a client that worked in earlier rounds only; it sends what it kept then.
+
+    Args:
+        client: Who.
+        state: The run before the round.
+        fetch: Gives the memory behind a handle.
+        learning_rate: The rate of its last steps.
+        layout: The full model's.
+
+    Raises:
+        InvariantError: It has no such work.
+    """
+    if client not in state.held:
+        raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
+    memory, progress = fetch(state.memories[client]), state.held[client]
+    # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
+    vector = torch.from_numpy(np.array(memory["held"]))
+    reply = Reply(client=client, vector=vector, progress=progress)
+    return client_update(reply, num_samples=progress.samples, learning_rate=learning_rate, layout=layout)
 
 
 def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:

@@ -12,6 +12,7 @@ from fedsweep.client.coding import travelling
 from fedsweep.client.messages import Reply
 from fedsweep.components.base import Published
 from fedsweep.components.codec import Codec, Shapes
+from fedsweep.engine.hubs.messages import of_jobs, of_merges
 from fedsweep.engine.ledger import Ledger, Size, Versions, message_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
@@ -22,7 +23,7 @@ from fedsweep.models.cost import (
     fwd_macs_per_sample,
     training_flops,
 )
-from fedsweep.records import ClientWork
+from fedsweep.records import ClientWork, SyncPoint
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 
@@ -242,6 +243,12 @@ class Charges:
     def _content(self, client: int, name: str, content: Published, submodel: SubModel) -> None:
         size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
         self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
+
+    def between_hubs(self, point: SyncPoint) -> None:
+        """Charge the messages of a sync point whose models meet at other hubs than the server."""
+        for node, direction, peer in (*of_jobs(point), *of_merges(point)):
+            submodel = self._submodel(node) if node >= 0 else FULL_MODEL
+            self.ledger.message(node, direction, self._costs.sizes(submodel, direction), peer=peer)
 
     def upload(self, client: int, reply: Reply | None = None) -> None:
         """Charge the client's model, and what it sends beside it.

@@ -36,7 +36,7 @@ from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round
 from fedsweep.engine.round_tools import RoundTools
 from fedsweep.engine.row import RowMaker
-from fedsweep.engine.state import RunState
+from fedsweep.engine.state import HubModel, RunState
 from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
@@ -125,9 +125,12 @@ class Engine:
             components[seam] = state
         self._show_start(vector, components)
         has_devices = self.experiment.world.profiles[0].device is not None
+        pacing = self.experiment.method.pacing
+        first = pacing.first_models(server_context(self.experiment, "pacing")) if pacing.has_hubs else ()
         return RunState(
             vector=vector,
             components=components,
+            models={hub: HubModel(vector=vector) for hub in first},
             clock=0.0 if has_devices else None,
             total_bytes=self.registration_bytes + ledger.total_bytes,
             setup_bytes=ledger.total_bytes,
@@ -290,7 +293,8 @@ class Engine:
     def _own_models_tested(self, record: RoundRecord, round: Round, test: ClientTest) -> RoundRecord:
         """Return the row with how good the models are that clients themselves would use."""
         began = time.perf_counter()
-        question = own_models_question(self.experiment, test, record.round)
+        models = {} if round.hubs is None else round.hubs.models
+        question = own_models_question(self.experiment, test, record.round, models)
         answers = self._repaired(record.round, lambda _: self.fleet.measure(question, round.vector, round.remembered))
         accuracies, _ = own_accuracies(answers, question.clients)
         seconds = record.eval_time_s + time.perf_counter() - began

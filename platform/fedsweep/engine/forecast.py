@@ -150,10 +150,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
 
 
 def _uncounted(costs: CostModel) -> list[str]:
-    names = ", ".join(costs.uncounted)
-    return (
-        [f"FLOPs and MACs leave out what the network computes by {names}: there is no formula for it"] if names else []
-    )
+    text = "FLOPs and MACs leave out what the network computes by {}: there is no formula for it"
+    return [text.format(", ".join(costs.uncounted))] if costs.uncounted else []
 
 
 def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPlan]:
@@ -172,6 +170,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
             components=plan.components,
             clock=plan.clock,
             ready=plan.ready,
+            hub_times=plan.hub_times,
             held=unfinished,
             version=state.version + versions_made(plan.points),
             last_models=None if plan.announced is None else plan.announced.after(plan.points).last_models,

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsweep.client.messages import Question
 from fedsweep.components.probes import ClientTest
+from fedsweep.engine.state import HubModel
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import Payload, RoundRecord
 
@@ -65,10 +66,25 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
     }
 
 
-def own_models_question(experiment: Experiment, test: ClientTest, round: int) -> Question:
-    """Ask every client how good the model is that it would use itself; under drift, with the round's classes."""
+def own_models_question(
+    experiment: Experiment, test: ClientTest, round: int, models: Mapping[int, HubModel]
+) -> Question:
+    """Ask every client how good the model is that it would use itself; under drift, with the round's classes.
+
+    Args:
+        experiment: The experiment.
+        test: Tests.
+        round: Rounds that are done.
+        models: Of hubs, by hub: of a client, in the server's place.
+    """
     clients = tuple(profile.client for profile in experiment.world.profiles)
-    return Question(clients=clients, probes=(test,), round=round, classes=experiment.classes(round))
+    return Question(
+        clients=clients,
+        probes=(test,),
+        round=round,
+        classes=experiment.classes(round),
+        models={hub: own.vector for hub, own in models.items() if hub >= 0},
+    )
 
 
 def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

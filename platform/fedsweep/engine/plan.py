@@ -15,6 +15,8 @@ from fedsweep.engine.coded import Announced
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.drawn_round import DrawnRound
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
+from fedsweep.engine.hubs import clock as hubs_clock
+from fedsweep.engine.hubs.messages import check_merges, of_jobs, of_merges
 from fedsweep.engine.ledger import Size
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
@@ -38,6 +40,7 @@ class RoundPlan:
         components: The components' states after planning.
         clock: Virtual seconds at the round's end; None without devices.
         ready: When clients whose work goes on over that end will be done.
+        hub_times: Virtual seconds at which hubs but the server will have their models.
         probes: The round's measurements, as far as planning knows them.
         values: Scalars that models will move, both ways; payloads come on top.
         num_bytes: Bytes that models and masks will move, both ways; payloads come on top.
@@ -55,6 +58,7 @@ class RoundPlan:
     index_bytes: int
     lost: Mapping[int, LostWork] = field(default_factory=dict)
     ready: Mapping[int, float] = field(default_factory=dict)
+    hub_times: Mapping[int, float] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
     announced: Announced | None = None
 
@@ -67,7 +71,7 @@ class RoundPlan:
         cohort, inner = set(self.context.cohort), self.points[:-1]
         return (
             len(self.points) > 1
-            and not any(point.idle or point.discard or not point.attend for point in inner)
+            and not any(point.idle or point.discard or point.merges or not point.attend for point in inner)
             and all(submodel == FULL_MODEL for submodel in self.context.submodels.values())
             and all(job.client in cohort for point in self.points for job in point.start)
             and all(client in cohort for point in inner for client in point.attend)
@@ -87,12 +91,14 @@ class Timing:
         ready: When clients whose work goes on over that end will be done.
         lost: Members of the cohort that drop out.
         left: The sync points without these; None: as planned.
+        hub_times: See :class:`RoundPlan`.
     """
 
     end: float | None = None
     ready: Mapping[int, float] = field(default_factory=dict)
     lost: Mapping[int, LostWork] = field(default_factory=dict)
     left: tuple[SyncPoint, ...] | None = None
+    hub_times: Mapping[int, float] = field(default_factory=dict)
 
 
 class Planner:
@@ -154,6 +160,7 @@ class Planner:
             index_bytes=index_bytes,
             lost=lost,
             ready=timing.ready,
+            hub_times=timing.hub_times,
             probes=prices.probes,
             announced=prices.announced,
         )
@@ -190,6 +197,8 @@ class Planner:
             ready=state.ready,
             num_values=self._costs.message_values,
             budgets=world.budgets,
+            topology=world.topology,
+            hub_times=state.hub_times,
             model=self._costs.model,
             stream=stream(experiment.seed, "selection", round),
         )
@@ -231,6 +240,9 @@ class Planner:
     # -- cost ----------------------------------------------------------------------------------------------------
 
     def _timed(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Timing:
+        if self._experiment.method.pacing.has_hubs:
+            end, hub_times = hubs_clock.round_end(points, context, prices)
+            return Timing(end=end, hub_times=hub_times)
         end, ready = clock.round_end(points, context, prices)
         closing = self._closing(points, context, prices)
         if closing is None:
@@ -284,6 +296,10 @@ class Planner:
             messages.update({(client, "down", 1): 1, (client, "up", 1): int(work.sends)})
         sent = set(lost)
         for point, times in alike(points):
+            if self._experiment.method.pacing.has_hubs:
+                for node, direction, _ in (*of_jobs(point), *of_merges(point)):
+                    messages[node, direction] += times
+                continue
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)
             messages.update(dict.fromkeys(((client, "down", 1) for client in down), times))
@@ -323,6 +339,8 @@ class Planner:
                         f"client {absent[0]} attends a sync point, but it has neither a job nor earlier work"
                     )
                 out, unsent = out - set(point.attend), unsent - set(point.attend)
+            if point.merges:
+                check_merges(point)
             for job in point.start:
                 steps[job.client] += max(0, times - 2) * job.steps
         for client, taken in steps.items():

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fedsweep.client.messages import ClientTask, Handle, Progress, Reply, RoundTotals, Segment, SegmentReply
 from fedsweep.components.base import Published
 from fedsweep.components.probes import Probe
-from fedsweep.engine.aggregation import client_update
+from fedsweep.engine.aggregation import client_update, held_update
 from fedsweep.engine.coded import RoundCodecs
 from fedsweep.engine.cost import Charges
+from fedsweep.engine.hubs.merging import HubMerger
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.round_tools import RoundTools
 from fedsweep.engine.state import RunState
@@ -55,7 +54,8 @@ class Round:
         codecs: What goes through codecs.
         server_time_s: Seconds that the server spent aggregating.
         server_flops: FLOPs of what components computed there.
-        attended: Clients whose work reached the server.
+        attended: Clients whose work reached a hub.
+        hubs: Models at other hubs than the server; None: there are none.
     """
 
     def __init__(self, plan: RoundPlan, state: RunState, tools: RoundTools, attempt: int = 0) -> None:
@@ -78,6 +78,9 @@ class Round:
         self.sync_points, self.server_time_s = 0, 0.0
         self.server_flops: list[float] = []
         self.attended: set[int] = set()
+        self.hubs: HubMerger | None = None
+        if self._method.pacing.has_hubs:
+            self.hubs = HubMerger(state.models, self._costs.layout, self._weights)
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun
 
@@ -95,8 +98,11 @@ class Round:
         for points in [points_of_round] if folds else [(point,) for point in points_of_round]:
             # Send: what each client that starts from the server's model is given.
             segment = self._segment(points)
-            for job in (job for point in points for job in point.start if not job.resume):
-                self._charges.download(job.client, segment.published)
+            if self.hubs is not None:
+                self._charges.between_hubs(points[0])
+            else:
+                for job in (job for point in points for job in point.start if not job.resume):
+                    self._charges.download(job.client, segment.published)
             # Train: on the workers, which also aggregate among themselves at all points but the last.
             remembered = self.state.memories
             memories = {task.client: remembered[task.client] for task in segment.tasks if task.client in remembered}
@@ -105,7 +111,7 @@ class Round:
             # Aggregate: what came back, on the server.
             began = time.perf_counter()
             self._receive(segment, reply)
-            if points[-1].attend and not points[-1].discard:
+            if (points[-1].attend or points[-1].merges) and not points[-1].discard:
                 self._aggregate(points[-1], reply)
             self.server_time_s += time.perf_counter() - began
         return self
@@ -138,6 +144,8 @@ class Round:
             setup_traffic=before.setup_traffic,
             setup_s=before.setup_s,
             stepping=before.stepping,
+            models={} if self.hubs is None else dict(sorted(self.hubs.models.items())),
+            hub_times=self.plan.hub_times,
             published=dict(sorted({**before.published, **self._charges.published}.items())),
             left=self.codecs.left,
             sent_contents=self.codecs.sent_contents,
@@ -215,6 +223,7 @@ class Round:
             remembers=self._remembers,
             stepping=self.state.stepping,
             left=self.codecs.left,
+            models={} if self.hubs is None else self.hubs.started_from(points[0], self.vector),
         )
 
     def _inner_weights(self, points: tuple[SyncPoint, ...]) -> Iterator[tuple[float, ...]]:
@@ -279,7 +288,7 @@ class Round:
             for client in point.attend:
                 self._charges.upload(client)
             self.attended.update(point.attend)
-        for client in segment.points[-1].attend:
+        for client in segment.points[-1].attend if self.hubs is None else ():
             self._charges.upload(client, answers.pop(client, None))
         self.attended.update(segment.points[-1].attend)
         # All points but the last were aggregated by the workers; each made a version of the model.
@@ -297,8 +306,19 @@ class Round:
         answers = {answer.client: answer for answer in reply.replies}
         # Ascending by client: floating-point sums depend on their order, and who answers first is chance.
         sync = self._sync(self._passed - 1, ends_round=self._passed == len(self.plan.points))
-        move = self._summed(point, answers, sync)
+        move = self._summed(point, answers, sync) if self.codecs.up_sums else None
         updates = [self._update(k, point, answers.get(k), move) for k in sorted({*point.attend, *point.idle})]
+        self.sync_points += bool(point.attend)
+        if self.hubs is None or not point.merges:
+            self._take_in(updates, sync)
+            return
+        by_client = {update.client: update for update in updates}
+        seen = self.hubs.merge(point, by_client, sync, lambda members: self._take_in(members, sync))
+        self.vector = self.anchors[self.version] = self.vector if seen is None else seen
+        self.attendees, self.weights = (tuple(by_client) or self.attendees), ()
+
+    def _take_in(self, updates: list[ClientUpdate], sync: SyncContext) -> Tensor:
+        """Aggregate at the server; returns its next model [V]."""
         self.vector, weights, self.components = self._tools.aggregator.aggregate(
             self.components,
             updates,
@@ -310,15 +330,24 @@ class Round:
         self.version += 1
         # Kept by version, since an update is a move from the model that its client started from, not from the newest.
         self.anchors[self.version] = self.vector
-        self.sync_points += 1
         self.attendees = tuple(u.client for u in updates)
         self.weights = tuple(weights.tolist())
         self.updates = tuple(updates)
+        return self.vector
+
+    def _weights(self, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
+        """Return the weights [M] of models that meet at another hub."""
+        weights, self.components["weighting"] = self._tools.aggregator.weigh(
+            self.components["weighting"], updates, sync
+        )
+        return weights
 
     def _update(self, client: int, point: SyncPoint, reply: Reply | None, move: Tensor | None = None) -> ClientUpdate:
         """Make a client's update from what it sent, what it was sent where it is idle, or what it kept."""
         if reply is None and client not in point.idle:
-            return self._held_update(client)
+            # Its last steps were in the round before, so the rate is that one's.
+            rate = self._tools.experiment.training.schedule(self.state.round)
+            return held_update(client, self.state, self._fleet.fetch, learning_rate=rate, layout=self._costs.layout)
         submodel = self.plan.submodel(client) if reply is not None else FULL_MODEL
         # Whoever is idle stands for the model that the round began with, as it would still have it.
         reply = reply or self._unworked(client, self.state.vector, self.state.version)
@@ -336,10 +365,8 @@ class Round:
     def _sent(self, vector: Tensor) -> Tensor:
         return self.codecs.sent_model(vector, self.vector, self._passed - 1)
 
-    def _summed(self, point: SyncPoint, answers: Mapping[int, Reply], sync: SyncContext) -> Tensor | None:
-        """Return the move that the mean of what clients sent says [P], where a codec decodes that; None elsewhere."""
-        if not self.codecs.up_sums:
-            return None
+    def _summed(self, point: SyncPoint, answers: Mapping[int, Reply], sync: SyncContext) -> Tensor:
+        """Return the move that the mean of what clients sent says [P], where a codec decodes that."""
         # By weights that need no models.
         models = {k: replace(reply, vector=self.vector, encoded=None) for k, reply in answers.items()}
         updates = [self._update(k, point, models.get(k)) for k in sorted({*point.attend, *point.idle})]
@@ -353,42 +380,21 @@ class Round:
         progress = Progress(anchor_version=version, samples=work.num_samples, classes=work.classes)
         return Reply(client=client, vector=vector, progress=progress)
 
-    def _held_update(self, client: int) -> ClientUpdate:
-        """Return the update of a client that worked in earlier rounds only; it sends what it kept then."""
-        if client not in self.state.held:
-            raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
-        memory, progress = self._fleet.fetch(self.state.memories[client]), self.state.held[client]
-        # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
-        vector = torch.from_numpy(np.array(memory["held"]))
-        # Its last steps were in the round before, so the rate is that one's.
-        rate = self._tools.experiment.training.schedule(self.state.round)
-        reply = Reply(client=client, vector=vector, progress=progress)
-        return client_update(reply, num_samples=progress.samples, learning_rate=rate, layout=self._costs.layout)
-
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
         """Return a sync point of the round, by its number."""
-        tools, context = self._tools, self.plan.context
-        proxy, validation = tools.experiment.server_tensors
+        context = self.plan.context
         return SyncContext(
             round=context.round,
             index=index,
             ends_round=ends_round,
             version=self.version,
             vector=self.vector,
-            layout=self._costs.layout,
             anchors={**self.state.anchors, **self.anchors},
             learning_rate=self.learning_rate,
             cohort=context.cohort,
             classes=context.classes,
-            moves_from=self._method.moves_from,
-            model=tools.model,
-            message=tools.message,
-            working=tools.working,
             count_flops=self.server_flops.append,
-            forward_flops=tools.costs.forward_flops,
-            device=tools.experiment.server_device,
-            proxy_data=proxy,
-            validation_data=validation,
+            **self._tools.of_syncs,
         )
 
     def _keep(self, call: str, tree: State) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import nn
 
@@ -39,6 +40,24 @@ class RoundTools:
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
     note: Callable[[Sequence[str]], None] = lambda texts: None
+
+    @cached_property
+    def of_syncs(self) -> Mapping[str, Any]:
+        """Fields of a :class:`SyncContext` that stay the same throughout a run."""
+        experiment = self.experiment
+        proxy, validation = experiment.server_tensors
+        return {
+            "layout": self.costs.layout,
+            "topology": experiment.world.topology,
+            "moves_from": experiment.method.moves_from,
+            "model": self.model,
+            "message": self.message,
+            "working": self.working,
+            "forward_flops": self.costs.forward_flops,
+            "device": experiment.server_device,
+            "proxy_data": proxy,
+            "validation_data": validation,
+        }
 
     @cached_property
     def clients_remember(self) -> bool:

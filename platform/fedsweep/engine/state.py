@@ -12,6 +12,19 @@ from fedsweep.records import RoundRecord, State, Traffic, late_field
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubModel:
+    """The model that is at a hub.
+
+    Attributes:
+        vector: [V].
+        num_samples: Samples of the clients whose work is in it since it last came from the server.
+    """
+
+    vector: Tensor
+    num_samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunState:
     """The run after a round. No part of it is ever changed in place, so an interrupted round leaves it whole.
 
@@ -40,6 +53,8 @@ class RunState:
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
         stepping: How clients are stepped, where that was tried in the first round.
+        models: Models of hubs but the server, by hub.
+        hub_times: Virtual seconds at which these had them; empty without devices.
         partial: What a refinement kept in the middle of the next round's work.
     """
 
@@ -64,4 +79,6 @@ class RunState:
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
     stepping: Stepping | None = late_field()
+    models: Mapping[int, HubModel] = late_field(dict)
+    hub_times: Mapping[int, float] = late_field(dict)
     partial: Mapping[str, State] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from fedsweep.world.drift import Drift
 from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.population import Built, Drawn
 from fedsweep.world.stragglers import WaitForAll
+from fedsweep.world.topology import Star
 from fedsweep.world.transforms import Transform
 
 
@@ -65,6 +66,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
         availability=availability,
         budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
         stragglers=built(config, "scenario.devices.stragglers") or WaitForAll(),
+        topology=built(config, "scenario.topology", num_clients=scenario.clients, run_seed=seed) or Star(),
     )
 
 

@@ -35,6 +35,12 @@ def check_world(experiment: Experiment) -> None:
             " client that drops out of one takes with it; leave out scenario.devices.stragglers and"
             " scenario.devices.drop_probability, or choose another method"
         )
+    if method.pacing.has_hubs and not nobody_drops_out(experiment.world.stragglers, may_drop_out):
+        raise ConfigError(
+            f"method {method.name}: its models meet at other hubs than the server, and it is not defined what these do"
+            " without a client that drops out; leave out scenario.devices.stragglers and"
+            " scenario.devices.drop_probability, or choose another method"
+        )
     if method.needs_effective_steps and experiment.training.optimizer.name != "sgd":
         raise ConfigError(
             f"method {method.name} divides clients' moves by their effective steps, which training.optimizer"
@@ -95,6 +101,11 @@ def _check_codecs(experiment: Experiment) -> None:
         raise ConfigError(
             f"communication.up: method {method.name} has a codec of its own ({type(method.codec).__name__}), so there"
             " would be two; set communication.up=null, or choose a method without"
+        )
+    if method.pacing.has_hubs and (up.encodes or down.encodes):
+        raise ConfigError(
+            f"communication: the models of method {method.name} meet at other hubs than the server, which do not have"
+            " the model that a codec's moves are counted from; set communication.up and communication.down to null"
         )
     if up.encodes and method.pacing.carries_work():
         raise ConfigError(

@@ -67,6 +67,7 @@ def check_drawn(config: Config, drift: Drift | None, availability: Availability 
     refused = {
         "scenario.devices": scenario.devices is not None,
         "scenario.budgets": scenario.budgets is not None,
+        "scenario.topology": scenario.topology is not None,
         "scenario.feature_skew": scenario.feature_skew is not None,
         "scenario.drift of the pool all": drift is not None and drift.pool == "all",
         "scenario.availability with normalise": availability is not None and availability.compares_clients,

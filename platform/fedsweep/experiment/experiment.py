@@ -30,6 +30,7 @@ from fedsweep.world.drift import Drift, round_classes
 from fedsweep.world.label_stats import test_shares
 from fedsweep.world.population import Drawn
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
+from fedsweep.world.topology import Star, Topology
 
 # Proxy data and validation data, each inputs and labels; None where there are none.
 ServerTensors = tuple[tuple[Tensor, Tensor | None] | None, tuple[Tensor, Tensor] | None]
@@ -120,6 +121,7 @@ class World:
         availability: Who is there, or None: everybody.
         budgets: Who affords what, or None.
         stragglers: When the server stops waiting for slow or lost devices.
+        topology: Who talks with whom.
     """
 
     data: TrainingData
@@ -133,6 +135,7 @@ class World:
     availability: Availability | None = None
     budgets: BudgetPlan | None = None
     stragglers: StragglerPolicy = field(default_factory=WaitForAll)
+    topology: Topology = Star()
 
     @property
     def is_drawn(self) -> bool:
@@ -345,5 +348,6 @@ def server_context(experiment: Experiment, seam: str) -> ServerContext:
         proxy_data=proxy,
         validation_data=validation,
         budgets=world.budgets,
+        topology=world.topology,
         stream=stream(experiment.seed, seam, 0),
     )

@@ -227,12 +227,17 @@ class _Busy:
 def _busy(before: Experiment, after: Experiment, records: Sequence[RoundRecord], traffic: pa.Table) -> _Busy | None:
     """Return all clients' seconds of all rounds, by what each sent and how many steps it took.
 
-    Latencies, in which nobody is busy, are left out. None without devices, and where the plan is not known.
+    Latencies, in which nobody is busy, are left out. None without devices, where the plan is not known, and where clients
+    talk with others than the server.
     """
     profiles, costs = after.world.profiles, CostModel(after)
     plans = {plan.context.round: plan for plan in _plans(before, len(records))}
     model_bytes = _model_bytes(traffic)
-    if profiles[0].device is None or any(_unlike(r, plans[r.round], model_bytes[r.round]) for r in records):
+    if (
+        "peer" in traffic.column_names
+        or profiles[0].device is None
+        or any(_unlike(r, plans[r.round], model_bytes[r.round]) for r in records)
+    ):
         return None
     size: Counter[tuple[int, int, str]] = Counter()
     steps: dict[tuple[int, int], int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ class ClientActor:
         self, question: Question, vector: np.ndarray, clients: Sequence[int], *memories: State
     ) -> dict[int, dict[str, np.ndarray]]:
         """Ask clients; model and memories are given as to :meth:`run`."""
+        question = replace(question, models=to_tensors(question.models))
         answers = self._worker.measure(question, to_tensors(vector), dict(zip(clients, memories, strict=True)))
         return to_arrays(answers)  # type: ignore[no-any-return]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -20,7 +20,7 @@ from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLos
 from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
 from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind
-from fedsweep.fleet.ray_wire import received_answer, sent_segment, to_tensors
+from fedsweep.fleet.ray_wire import received_answer, sent_segment, to_arrays, to_tensors
 from fedsweep.records import Payload, State
 
 # Waiting is cut into pieces of so many seconds: between two of them, actors that have not answered are pinged.
@@ -300,7 +300,9 @@ class RayFleet(Fleet):
             share = question.clients[index :: self._num_actors]
             remembering = [client for client in share if client in memories]
             remembered = [memories[client] for client in remembering]
-            refs[index] = actor.measure.remote(question.of(share), vector_ref, remembering, *remembered)
+            part = question.of(share)
+            sent = replace(part, models=to_arrays(part.models))
+            refs[index] = actor.measure.remote(sent, vector_ref, remembering, *remembered)
         merged: dict[int, Payload] = {}
 
         self._wait(refs, receive=lambda index, answers: merged.update(to_tensors(answers)))

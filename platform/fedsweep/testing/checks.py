@@ -26,6 +26,7 @@ from fedsweep.testing.fleets import FlopFleet, MeasuringFleet
 from fedsweep.testing.subject import Subject, fedavg_with, subject_of
 from fedsweep.testing.worlds import local_engine, play_round, run_rounds
 from fedsweep.trees import FlatLayout
+from fedsweep.world.topology import SERVER
 
 _WIDTH, _DEPTH = 32, 6
 
@@ -61,11 +62,27 @@ def bytes_are_the_cards(subject: Subject) -> None:
 
 def _expected(plan: RoundPlan, costs: CostModel, card_values: Beside, seen: set[int]) -> tuple[int, int]:
     """Return bytes up and down of a round, from its plan and the card."""
+    if any(point.merges for point in plan.points):
+        return _expected_at_hubs(plan, costs)
     beside_up, beside_down = card_values.in_round(plan, seen)
     ups = sum(costs.num_bytes(plan.submodel(k), "up") for p in plan.points for k in p.attend)
     starts = [job.client for point in plan.points for job in point.start if not job.resume]
     downs = sum(costs.num_bytes(plan.submodel(k), "down") for k in starts)
     return int(ups + beside_up), int(downs + beside_down) + plan.index_bytes
+
+
+def _expected_at_hubs(plan: RoundPlan, costs: CostModel) -> tuple[int, int]:
+    """Return bytes up and down of a round whose models meet at other hubs: one message for each link that is used."""
+    ups: list[int] = []
+    downs = [job.client for point in plan.points for job in point.start if job.model != job.client]
+    for meeting in (each for point in plan.points for each in point.merges if each.travels):
+        ups += [client for client in meeting.clients if client != meeting.hub]
+        for hub in meeting.hubs:
+            (ups if hub >= 0 or meeting.hub == SERVER else downs).append(hub)
+    return (
+        sum(costs.num_bytes(plan.submodel(k), "up") for k in ups),
+        sum(costs.num_bytes(plan.submodel(k), "down") for k in downs),
+    )
 
 
 def _equal(where: str, counted: int, ledger: int, card: int) -> None:

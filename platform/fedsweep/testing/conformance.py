@@ -46,6 +46,7 @@ from fedsweep.testing.subject import (
     subject_of,
 )
 from fedsweep.testing.worlds import local_engine, run_rounds, tiny_data
+from fedsweep.world.topology import Star
 
 
 def method_conforms(method: str | Callable[..., FederatedMethod], *, checks: Collection[str] | None = None) -> None:
@@ -98,6 +99,8 @@ def components_are_values(subject: Subject) -> None:
 
 def _same(actual: RunState, expected: RunState, what: str) -> None:
     _require(torch.equal(actual.vector, expected.vector), f"{what} gives another model")
+    own = [to_bytes({hub: model.vector for hub, model in state.models.items()}) for state in (actual, expected)]
+    _require(own[0] == own[1], f"{what} gives hubs other models")
     same = to_bytes(dict(actual.components)) == to_bytes(dict(expected.components))
     _require(same, f"{what} gives other component states")
     memories = [to_bytes(dict(state.memories)) for state in (actual, expected)]
@@ -139,6 +142,7 @@ def nothing_is_changed_in_place(subject: Subject) -> None:
                 "components": dict(state.components),
                 "vector": state.vector,
                 "memories": dict(state.memories),
+                "models": {hub: own.vector for hub, own in state.models.items()},
                 "anchors": dict(state.anchors),
             }
         )
@@ -221,6 +225,7 @@ ROUGH: Mapping[str, Callable[[Subject], Experiment]] = {
     "float64": lambda s: _rough(s, double=True),
     "no data on the server": lambda s: _rough(s, proxy=None, validation=None),
     "no devices": lambda s: _without_devices(_rough(s)),
+    "a star": lambda s: _rough(s, topology=Star()),
     "a learning rate of 0": lambda s: _rough(s, learning_rate=0.0),
     "numbers in place of classes": lambda s: _with_numbers(s.world()),
 }
@@ -234,6 +239,8 @@ LACKING = {
     "input shape": "a network that says nothing of itself",
     "units": "a network that says nothing of itself",
     "no batch norm": "batch norm",
+    "graph": "a star",
+    "tree": "a star",
     "two samples": "clients of one or two samples",
     "classes": "numbers in place of classes",
 }

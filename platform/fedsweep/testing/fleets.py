@@ -16,9 +16,10 @@ from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet, LocalFleet, combine, make_worker
 from fedsweep.models.cost import BYTES_PER_VALUE
-from fedsweep.records import Payload
+from fedsweep.records import Payload, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout
+from fedsweep.world.topology import SERVER
 
 
 class SplitFleet(Fleet):
@@ -109,7 +110,9 @@ class MeasuringFleet(LocalFleet):
         parts = {task.client: task.submodel for task in segment.tasks}
         self.down += sum(task.submodel.index_bytes() for task in segment.tasks if task.progress is None)
         for point in segment.points:
-            for client in (job.client for job in point.start if not job.resume):
+            self._count_hubs(point)
+            # Who starts from its own model is sent none.
+            for client in (job.client for job in point.start if not job.resume and job.model != job.client):
                 part = parts.get(client, FULL_MODEL)
                 self.down += self._alive(part, part.extract(anchor, self._layout))
                 self.down += self._published(segment, client, part)
@@ -118,6 +121,11 @@ class MeasuringFleet(LocalFleet):
         answered = set()
         for answer in reply.replies:
             answered.add(answer.client)
+            if segment.points[-1].merges:
+                places = [merge.hub for merge in segment.points[-1].merges if answer.client in merge.clients]
+                copies = len(places) - (answer.client in places)
+                self.up += copies * self._alive(parts.get(answer.client, FULL_MODEL), answer.vector)
+                continue
             self.up += _bytes(answer.extras)
             if answer.encoded is None:
                 self.up += self._alive(parts.get(answer.client, FULL_MODEL), answer.vector)
@@ -136,6 +144,16 @@ class MeasuringFleet(LocalFleet):
             self.setup += BYTES_PER_VALUE * model * len(answers)
         self.setup += sum(map(_bytes, answers.values()))
         return answers
+
+    def _count_hubs(self, point: SyncPoint) -> None:
+        """Count whole models from hub to hub, which no worker sees."""
+        whole = BYTES_PER_VALUE * self._layout.num_values
+        for merge in (merge for merge in point.merges if merge.travels):
+            for hub in merge.hubs:
+                if hub >= 0 or merge.hub == SERVER:
+                    self.up += whole * (hub != merge.hub)
+                else:
+                    self.down += whole
 
     def _alive(self, part: SubModel, vector: Tensor) -> int:
         """Return bytes of a part's vector; of a mask's, those of the values that are alive."""

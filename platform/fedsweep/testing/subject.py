@@ -20,6 +20,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.models.networks.chains import ChainNetwork, Mlp
 from fedsweep.testing.worlds import local_engine, run_rounds, tiny_data, tiny_device, tiny_experiment, with_devices
+from fedsweep.world.topology import Star, Topology, ring, tree
 
 ROUNDS = 3
 UNEQUAL = (4, 8, 12, 24, 28, 20)
@@ -100,10 +101,16 @@ class Subject:
             "labels": targets[order],
             "proxy": (images, labels if "labelled proxy" in self.card.needs else None),
             "validation": (images[:20], labels[:20]),
+            "topology": self._topology(options.get("num_clients", len(UNEQUAL))),
         }
         made = tiny_experiment(self.method if method is None else method, **(settings | options))
         cards = ((self.card, self.parameters(self.card.small)),) if method is None else ()
         return replace(with_devices(made, _DEVICES), cards=cards)
+
+    def _topology(self, num_clients: int) -> Topology:
+        if "graph" in self.card.needs:
+            return ring(num_clients=num_clients)
+        return tree(num_clients=num_clients, edges=min(2, num_clients)) if "tree" in self.card.needs else Star()
 
     @cached_property
     def states(self) -> tuple[RunState, ...]:

@@ -276,7 +276,7 @@ def _same_objects(first: _Rows, second: _Rows) -> bool:
 
 
 def _check_vectors(state: RunState) -> None:
-    vectors: list[Tensor] = [state.vector, *state.anchors.values()]
+    vectors: list[Tensor] = [state.vector, *state.anchors.values(), *(own.vector for own in state.models.values())]
     if not state.vector.is_floating_point() or {(v.dtype, tuple(v.shape)) for v in vectors} != {
         (state.vector.dtype, (state.vector.numel(),))
     }:

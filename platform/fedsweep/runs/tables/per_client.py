@@ -21,6 +21,7 @@ from fedsweep.runs.run_folder import CLIENT_ACCURACY, CLIENTS, TRAFFIC, RunFolde
 from fedsweep.runs.tables.clients import clients_table
 from fedsweep.submodel import Direction
 from fedsweep.world.label_stats import label_counts
+from fedsweep.world.topology import SERVER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +91,9 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
 
     Round 0 is what travels once: ``registration``, and what methods ask before round 1. Its bytes are
     ``registration_bytes`` of ``result.json``, those of other rounds ``bytes_up`` and ``bytes_down``. What is not known,
-    the exchange before round 1 or a round of an older version, has no rows.
+    the exchange before round 1 or a round of an older version, has no rows. Where models meet at other hubs than the
+    server, ``peer`` is the one at the other end: a client's id, -1 the server, -2, -3, ... edge servers, which stand
+    under ``client`` where they talk with the server.
     """
     import pyarrow as pa
 
@@ -109,8 +112,17 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
             "kind": pa.DictionaryArray.from_arrays(np.concatenate(kinds), pa.array(names)).cast(pa.string()),
             "bytes": np.concatenate([part.num_bytes.numpy() for _, part in parts]),
             "steps": np.concatenate([part.steps.numpy() for _, part in parts]).astype(np.int64),
+            **_peers([part for _, part in parts]),
         }
     )
+
+
+def _peers(parts: Sequence[Traffic]) -> dict[str, np.ndarray]:
+    """Return the column of hubs at the other end; none where that is always the server."""
+    if all(part.peers is None for part in parts):
+        return {}
+    rows = [np.full(len(part.clients), SERVER) if part.peers is None else part.peers.numpy() for part in parts]
+    return {"peer": np.concatenate(rows).astype(np.int64)}
 
 
 def _registration(experiment: Experiment, who: Sequence[int]) -> Traffic:

@@ -1,0 +1,145 @@
+"""Models that meet at clients and at edge servers: identities, bytes and times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsweep.algorithms.dpsgd import dpsgd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.hierfavg import hierfavg
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components import Uniform
+from fedsweep.engine.hubs.merging import consensus_distance
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.testing import golden_problem, local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing.worlds import tiny_device, with_devices
+from fedsweep.world.topology import Graph, Link, Topology, Tree, complete, exponential, hub_name, ring, tree
+
+SIZES = (4, 8, 12, 24, 28, 20)
+MODEL = 28  # values of the tiny worlds' linear model
+
+
+def world(method: FederatedMethod, topology: Topology, **options: Any) -> Any:
+    settings: dict[str, Any] = {"cohort_size": 6, "local_epochs": 2, "sizes": SIZES, "topology": topology}
+    return tiny_experiment(method, **(settings | options))
+
+
+def end(method: FederatedMethod, topology: Topology, **options: Any) -> Tensor:
+    return run_rounds(local_engine(world(method, topology, **options))).vector
+
+
+MOMENTUM = OptimizerSettings(momentum=0.9)
+
+
+def test_a_complete_graph_with_equal_weights_is_fedavg_with_equal_weights() -> None:
+    expected = end(replace(fedavg(), weighting=Uniform()), complete(num_clients=6), double=True)
+    state = run_rounds(local_engine(world(dpsgd(), complete(num_clients=6), double=True)))
+    assert (state.vector - expected).abs().max() < 1e-7
+    assert sorted(state.models) == [*range(6)]
+    assert all((own.vector - expected).abs().max() < 1e-7 for own in state.models.values())
+
+
+@pytest.mark.parametrize("graph", [ring(num_clients=6), exponential(num_clients=6), complete(num_clients=6)])
+def test_bytes_of_each_link_are_one_message(graph: Graph) -> None:
+    experiment = world(dpsgd(), graph)
+    round = play_round(local_engine(experiment))
+    links: Counter[tuple[int, int]] = Counter()
+    for (client, way, _, peer), size in round.ledger.sizes.items():
+        assert way == "up"
+        links[client, peer] += size
+    assert links == {(source, client): 4 * MODEL for client in range(6) for source in graph.sources[client]}
+    assert round.plan.num_bytes == round.ledger.total_bytes == 4 * MODEL * graph.num_links
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerSettings(), MOMENTUM])
+def test_one_edge_is_dynamicsgd_and_an_edge_for_each_client_is_fedavg(optimizer: OptimizerSettings) -> None:
+    one, each, some = tree(num_clients=6, edges=1), tree(num_clients=6, edges=6), {"optimizer": optimizer}
+    own = end(hierfavg(edge_interval=1), one, equal_steps=True, **some)  # as DynamicSGD asks for
+    assert torch.equal(own, end(dynamicsgd(sync_rule="paper"), one, **some))
+    for interval in (1, 3, 1000):
+        assert torch.equal(end(hierfavg(edge_interval=interval), each, **some), end(fedavg(), each, **some))
+
+
+def test_edges_keep_their_models_where_the_server_averages_rarely() -> None:
+    engine = local_engine(world(hierfavg(edge_interval=2, server_interval=2), tree(num_clients=6, edges=2), rounds=4))
+    first = run_rounds(engine, rounds=1)
+    models = [first.models[hub].vector for hub in (-2, -3)]
+    shares = [sum(SIZES[k] for k in range(first, 6, 2)) for first in (0, 1)]
+    mean = (shares[0] * models[0].double() + shares[1] * models[1].double()) / sum(shares)
+    assert not torch.equal(*models) and (first.vector - mean).abs().max() < 1e-6
+    # In round 2 nothing comes down to the edges, and two messages go up.
+    links = Counter({(k, w, peer): n for (k, w, _, peer), n in play_round(engine, first).ledger.values.items()})
+    assert {key: n for key, n in links.items() if key[0] < 0} == {(-2, "up", -1): MODEL, (-3, "up", -1): MODEL}
+    assert {hub_name(peer) for client, _, peer in links if client >= 0} == {"edge 0", "edge 1"}
+
+
+def test_on_a_quadratic_the_distance_to_the_mean_falls_by_the_second_eigenvalue() -> None:
+    graph = ring(num_clients=8)
+    rates = golden_problem(
+        dpsgd(),
+        rounds=30,
+        steps=(1,) * 8,
+        problem=((1.0,) * 8, (3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0)),
+        learning_rate=1e-3,
+        topology=graph,
+    )
+    # All have the same curvature: a step shortens distances by 1 - rate, and adds a constant that is taken off here.
+    models = torch.stack([torch.cat([state.models[k].vector for k in range(8)]) for state in rates[1:]]).double()
+    moves = models[1:] - models[:-1]
+    apart = [consensus_distance([*row[:, None]], local_engine(world(dpsgd(), graph)).layout) for row in moves]
+    assert apart[-1] / apart[-2] == pytest.approx(graph.second_eigenvalue, rel=0.05)
+
+
+def times(method: FederatedMethod, topology: Topology, speeds: list[float], rounds: int = 2) -> list[Any]:
+    devices = [tiny_device(speed, bits_per_s=1e3) for speed in speeds]
+    engine = local_engine(with_devices(world(method, topology, sizes=(16,) * 6, rounds=rounds), devices))
+    states = [engine.start()]
+    for _ in range(rounds):
+        states.append(run_rounds(engine, states[-1], rounds=1))
+    return states
+
+
+def test_a_slow_client_of_a_ring_delays_its_neighbours_first() -> None:
+    fast, slow = 1e6, 1e3
+    after = times(dpsgd(), ring(num_clients=6), [slow, fast, fast, fast, fast, fast])
+    first, second = after[1].hub_times, after[2].hub_times
+    assert first[3] < first[1] == first[5] and first[2] == first[3] == first[4]
+    assert second[3] == pytest.approx(2 * first[3])  # it has not heard of the slow one yet
+    assert second[2] > second[3] and after[2].clock == max(second.values())
+
+
+def test_a_round_on_equal_devices_takes_its_work_and_its_messages() -> None:
+    states = times(dpsgd(), ring(num_clients=6), [1e5])
+    message = 32 * MODEL / 1e3
+    steps = states[1].records[0].flops / 6 / 1e5
+    assert states[1].clock == pytest.approx(steps + 4 * message)  # two messages up, two down
+    own_links = replace(ring(num_clients=6), link=Link(bits_per_s=1e3, latency_s=0.5))
+    assert times(dpsgd(), own_links, [1e5])[1].clock == pytest.approx(steps + message + 0.5)
+
+
+def test_edges_do_not_wait_for_one_another() -> None:
+    # Edge 0 has the slow clients. The server waits for it, and edge 1 does not.
+    topology = replace(tree(num_clients=6, edges=2), link=Link(bits_per_s=1e9))
+    assert isinstance(topology, Tree)
+    state = times(hierfavg(edge_interval=2), topology, [1e2, 1e6])[1]
+    assert state.hub_times[-3] < 0.5 * state.hub_times[-2] < state.clock
+
+
+def test_what_only_a_server_could_do_is_refused() -> None:
+    from fedsweep.algorithms.scaffold import scaffold
+    from fedsweep.method import merge
+
+    with pytest.raises(ConfigError, match=r"other hubs than the server .*the term scaffold"):
+        merge(hierfavg(), scaffold())
+    with pytest.raises(ConfigError, match=r"scenario\.topology says no graph"):
+        _ = world(dpsgd(), tree(num_clients=6)).initial_states
+    with pytest.raises(ConfigError, match=r"scenario\.topology says no tree"):
+        _ = world(hierfavg(), ring(num_clients=6)).initial_states
