@@ -52,7 +52,7 @@ def test_bytes_of_each_link_are_one_message(graph: Graph) -> None:
     experiment = world(dpsgd(), graph)
     round = play_round(local_engine(experiment))
     links: Counter[tuple[int, int]] = Counter()
-    for (client, way, _, peer), size in round.ledger.sizes.items():
+    for (client, way, _, peer), size in round.ledger.links.items():
         assert way == "up"
         links[client, peer] += size
     assert links == {(source, client): 4 * MODEL for client in range(6) for source in graph.sources[client]}
@@ -76,9 +76,13 @@ def test_edges_keep_their_models_where_the_server_averages_rarely() -> None:
     mean = (shares[0] * models[0].double() + shares[1] * models[1].double()) / sum(shares)
     assert not torch.equal(*models) and (first.vector - mean).abs().max() < 1e-6
     # In round 2 nothing comes down to the edges, and two messages go up.
-    links = Counter({(k, w, peer): n for (k, w, _, peer), n in play_round(engine, first).ledger.values.items()})
-    assert {key: n for key, n in links.items() if key[0] < 0} == {(-2, "up", -1): MODEL, (-3, "up", -1): MODEL}
-    assert {hub_name(peer) for client, _, peer in links if client >= 0} == {"edge 0", "edge 1"}
+    ledger = play_round(engine, first).ledger
+    edges = {(k, way): n for (k, way, _), n in ledger.values.items() if k < 0}
+    assert edges == {(-2, "up"): MODEL, (-3, "up"): MODEL}
+    assert {(k, hub_name(peer)) for k, _, _, peer in ledger.links} == {(k, f"edge {k % 2}") for k in range(6)}
+    traffic = ledger.traffic({})
+    assert traffic.peers is not None and int(traffic.num_bytes.sum()) == ledger.total_bytes
+    assert sorted(zip(traffic.clients.tolist(), traffic.peers.tolist(), strict=True))[:2] == [(-3, -1), (-2, -1)]
 
 
 def test_on_a_quadratic_the_distance_to_the_mean_falls_by_the_second_eigenvalue() -> None:

@@ -152,7 +152,7 @@ def setup_s(experiment: Experiment, ledger: Ledger, probed: Mapping[int, float],
         return None  # known without a look at everybody
     registered = registration_sizes(experiment)
     bytes_of: Counter[tuple[int, str]] = Counter()
-    for (client, way, _, _), size in ledger.sizes.items():
+    for (client, way, _), size in ledger.sizes.items():
         bytes_of[client, way] += size
     return max(
         (

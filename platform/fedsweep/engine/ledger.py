@@ -67,22 +67,26 @@ class Ledger:
     """All that was sent in a round.
 
     Attributes:
-        values: Scalars by (client, direction, kind, peer); kinds are ``"params"``, ``"buffers"``, ``"optimizer"`` and
-            the names of payloads; the peer is the hub at the other end, and an edge stands in a client's place where it
-            talks with the server.
+        values: Scalars by (client, direction, kind); kinds are ``"params"``, ``"buffers"``, ``"optimizer"`` and the
+            names of payloads.
         sizes: Bytes by the same; masks and index lists of sub-models are of the kind ``"mask"``.
+        links: Those of them that went to or came from another hub than the server, by the same and by that hub. An edge
+            stands in a client's place where it talks with the server.
     """
 
-    values: Counter[tuple[int, Direction, str, int]] = field(default_factory=Counter)
-    sizes: Counter[tuple[int, Direction, str, int]] = field(default_factory=Counter)
+    values: Counter[tuple[int, Direction, str]] = field(default_factory=Counter)
+    sizes: Counter[tuple[int, Direction, str]] = field(default_factory=Counter)
+    links: Counter[tuple[int, Direction, str, int]] = field(default_factory=Counter)
 
-    def message(self, client: int, direction: Direction, parts: Mapping[str, Size], peer: int = SERVER) -> None:
-        """Count a message by kind of content; a hub at the other end is the peer."""
+    def message(self, client: int, direction: Direction, parts: Mapping[str, Size], *, peer: int = SERVER) -> None:
+        """Count a message by kind of content; the peer is the hub at its other end."""
         for kind, size in parts.items():
             if size.values:
-                self.values[client, direction, kind, peer] += size.values
+                self.values[client, direction, kind] += size.values
             if size.num_bytes:
-                self.sizes[client, direction, kind, peer] += size.num_bytes
+                self.sizes[client, direction, kind] += size.num_bytes
+                if peer != SERVER:
+                    self.links[client, direction, kind, peer] += size.num_bytes
 
     def payload(self, client: int, direction: Direction, tensors: Payload) -> None:
         """Named extra tensors."""
@@ -90,11 +94,11 @@ class Ledger:
 
     def total(self, direction: Direction) -> int:
         """Return scalars in one direction."""
-        return sum(size for (_, way, _, _), size in self.values.items() if way == direction)
+        return sum(size for (_, way, _), size in self.values.items() if way == direction)
 
     def bytes(self, direction: Direction) -> int:
         """Return bytes in one direction."""
-        return sum(size for (_, way, _, _), size in self.sizes.items() if way == direction)
+        return sum(size for (_, way, _), size in self.sizes.items() if way == direction)
 
     @property
     def total_bytes(self) -> int:
@@ -104,32 +108,50 @@ class Ledger:
     def traffic(self, steps: Mapping[int, int]) -> Traffic:
         """Return all of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
         # Sorted, since messages are charged in another order where a round folds: first all that go down.
+        if self.links:
+            return self._traffic_of_links(steps)
         entries = sorted(self.sizes.items())
-        clients = [client for (client, _, _, _), _ in entries]
-        names = sorted({kind for (_, _, kind, _), _ in entries})
+        clients = [client for (client, _, _), _ in entries]
+        names = sorted({kind for (_, _, kind), _ in entries})
         places = {name: place for place, name in enumerate(names)}
-        peers = [peer for (_, _, _, peer), _ in entries]
         return Traffic(
             clients=torch.tensor(clients, dtype=torch.int32),
-            up=torch.tensor([way == "up" for (_, way, _, _), _ in entries], dtype=torch.bool),
-            kinds=torch.tensor([places[kind] for (_, _, kind, _), _ in entries], dtype=torch.int16),
+            up=torch.tensor([way == "up" for (_, way, _), _ in entries], dtype=torch.bool),
+            kinds=torch.tensor([places[kind] for (_, _, kind), _ in entries], dtype=torch.int16),
             num_bytes=torch.tensor([size for _, size in entries], dtype=torch.int64),
             steps=torch.tensor([steps.get(client, 0) for client in clients], dtype=torch.int32),
             names=tuple(names),
-            peers=torch.tensor(peers, dtype=torch.int32) if any(peer != SERVER for peer in peers) else None,
+        )
+
+    def _traffic_of_links(self, steps: Mapping[int, int]) -> Traffic:
+        """Return the same with the hub at the other end, an entry for each."""
+        sizes = Counter({(*key, SERVER): size for key, size in self.sizes.items()})
+        for (client, way, kind, peer), size in self.links.items():
+            sizes[client, way, kind, peer] += size
+            sizes[client, way, kind, SERVER] -= size
+        entries = sorted((key, size) for key, size in sizes.items() if size)
+        names = sorted({kind for (_, _, kind, _), _ in entries})
+        return Traffic(
+            clients=torch.tensor([client for (client, _, _, _), _ in entries], dtype=torch.int32),
+            up=torch.tensor([way == "up" for (_, way, _, _), _ in entries], dtype=torch.bool),
+            kinds=torch.tensor([names.index(kind) for (_, _, kind, _), _ in entries], dtype=torch.int16),
+            num_bytes=torch.tensor([size for _, size in entries], dtype=torch.int64),
+            steps=torch.tensor([steps.get(client, 0) for (client, _, _, _), _ in entries], dtype=torch.int32),
+            names=tuple(names),
+            peers=torch.tensor([peer for (_, _, _, peer), _ in entries], dtype=torch.int32),
         )
 
     def beside_models(self) -> Counter[tuple[int, Direction]]:
         """Return bytes of all but models, masks and codecs' messages, by client and direction."""
         beside: Counter[tuple[int, Direction]] = Counter()
-        for (client, way, kind, _), size in self.sizes.items():
+        for (client, way, kind), size in self.sizes.items():
             if kind not in _OF_MODELS and not kind.startswith("update/"):
                 beside[client, way] += size
         return beside
 
     def client_values(self, client: int) -> int:
         """Return scalars of one client, both ways."""
-        return sum(size for (who, _, _, _), size in self.values.items() if who == client)
+        return sum(size for (who, _, _), size in self.values.items() if who == client)
 
 
 class Versions:

@@ -298,7 +298,7 @@ class Planner:
         for point, times in alike(points):
             if self._experiment.method.pacing.has_hubs:
                 for node, direction, _ in (*of_jobs(point), *of_merges(point)):
-                    messages[node, direction] += times
+                    messages[node, direction, 1] += times
                 continue
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)

@@ -78,9 +78,8 @@ class Round:
         self.sync_points, self.server_time_s = 0, 0.0
         self.server_flops: list[float] = []
         self.attended: set[int] = set()
-        self.hubs: HubMerger | None = None
-        if self._method.pacing.has_hubs:
-            self.hubs = HubMerger(state.models, self._costs.layout, self._weights)
+        has_hubs = self._method.pacing.has_hubs
+        self.hubs = HubMerger(state.models, self._costs.layout, self._weights) if has_hubs else None
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun
 
@@ -100,9 +99,8 @@ class Round:
             segment = self._segment(points)
             if self.hubs is not None:
                 self._charges.between_hubs(points[0])
-            else:
-                for job in (job for point in points for job in point.start if not job.resume):
-                    self._charges.download(job.client, segment.published)
+            for job in (job for point in points for job in point.start if not job.resume and self.hubs is None):
+                self._charges.download(job.client, segment.published)
             # Train: on the workers, which also aggregate among themselves at all points but the last.
             remembered = self.state.memories
             memories = {task.client: remembered[task.client] for task in segment.tasks if task.client in remembered}
@@ -313,8 +311,8 @@ class Round:
             self._take_in(updates, sync)
             return
         by_client = {update.client: update for update in updates}
-        seen = self.hubs.merge(point, by_client, sync, lambda members: self._take_in(members, sync))
-        self.vector = self.anchors[self.version] = self.vector if seen is None else seen
+        vector = self.hubs.merge(point, by_client, sync, lambda members: self._take_in(members, sync))
+        self.vector = self.anchors[self.version] = vector
         self.attendees, self.weights = (tuple(by_client) or self.attendees), ()
 
     def _take_in(self, updates: list[ClientUpdate], sync: SyncContext) -> Tensor:

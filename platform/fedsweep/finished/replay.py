@@ -227,8 +227,8 @@ class _Busy:
 def _busy(before: Experiment, after: Experiment, records: Sequence[RoundRecord], traffic: pa.Table) -> _Busy | None:
     """Return all clients' seconds of all rounds, by what each sent and how many steps it took.
 
-    Latencies, in which nobody is busy, are left out. None without devices, where the plan is not known, and where clients
-    talk with others than the server.
+    Latencies, in which nobody is busy, are left out. None without devices, where the plan is not known, and where
+    clients talk with others than the server.
     """
     profiles, costs = after.world.profiles, CostModel(after)
     plans = {plan.context.round: plan for plan in _plans(before, len(records))}

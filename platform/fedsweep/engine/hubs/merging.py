@@ -38,7 +38,7 @@ class HubMerger:
 
     def merge(
         self, point: SyncPoint, updates: Mapping[int, ClientUpdate], sync: SyncContext, aggregate: Aggregate
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Go through a sync point's merges, one after another.
 
         Args:
@@ -48,9 +48,8 @@ class HubMerger:
             aggregate: Takes what meets at the server, and gives its next model [V].
 
         Returns:
-            The model [V] that only the simulation has, where one of the merges is of that kind; None: none is.
+            The model [V] at the server by then, or the one that the simulation has in its place.
         """
-        seen: Tensor | None = None
         vector = sync.vector
         for merge in point.merges:
             members = [updates[client] for client in merge.clients]
@@ -61,11 +60,11 @@ class HubMerger:
             here = sync if merge.hub == SERVER else replace(sync, hub=merge.hub, vector=self.at(merge.hub, vector))
             mean = self._mean(members, here)
             if merge.hub == SERVER:
-                seen = vector = mean
+                vector = mean
             else:
                 samples = 0 if merge.hubs == (SERVER,) else sum(member.num_samples for member in members)
                 self.models[merge.hub] = HubModel(vector=mean, num_samples=samples)
-        return seen
+        return vector
 
     def started_from(self, point: SyncPoint, server: Tensor) -> dict[int, Tensor]:
         """Return the models [V] of other hubs than the server that a sync point's jobs start from, by hub."""
