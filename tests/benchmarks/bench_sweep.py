@@ -17,7 +17,8 @@ from typing import Any
 
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run, run_plan
-from fedsweep.sweeps.prepare import make_entry, prepare
+from fedsweep.sweeps.prepare import prepare
+from fedsweep.sweeps.prepared_trial import make_entry
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.sweeps.tuner import run_sweep

@@ -9,7 +9,7 @@ from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
-from fedsweep.sweeps.prepare import overlaid
+from fedsweep.sweeps.prepared_trial import overlaid
 
 Changed = Callable[[str, str], Path]
 

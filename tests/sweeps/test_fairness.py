@@ -6,7 +6,7 @@ from typing import Any
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.sweeps.fairness import comparable, notes, world_of
-from fedsweep.sweeps.prepare import overlaid
+from fedsweep.sweeps.prepared_trial import overlaid
 from fedsweep.sweeps.space import Trial, list_trials
 
 METHODS = {"grid": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}]}

@@ -7,7 +7,7 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.experiment.build import build_experiment
-from fedsweep.sweeps.prepare import make_entry
+from fedsweep.sweeps.prepared_trial import make_entry
 from fedsweep.sweeps.resources import Share, check_shares, largest
 from fedsweep.sweeps.space import list_trials
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
-from fedsweep.sweeps.prepare import overlaid
+from fedsweep.sweeps.prepared_trial import overlaid
 from fedsweep.sweeps.space import check_combination, check_space, list_trials, short_names
 from fedsweep.tracking.terminal.sweep_progress import PlainSweepProgress
 

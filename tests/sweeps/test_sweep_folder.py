@@ -41,7 +41,7 @@ def test_resume_without_a_file_takes_the_address_alone(tmp_path: Path, capsys: p
     begun(tmp_path / "s", given)
     words = ["sweep", "--resume", "--out", str(tmp_path / "s"), "--dry-run", "--set"]
     assert main([*words, "training.rounds=3"]) == 2
-    assert "of --set it takes runtime.address alone" in capsys.readouterr().err
+    assert "of --set it takes runtime.address and sweep.budget alone" in capsys.readouterr().err
     assert main([*words, "runtime.address=auto"]) == 0
 
 

@@ -12,8 +12,7 @@ from fedsweep import run
 from fedsweep.config.load import load_config
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import scalar_figures
-from fedsweep.sweeps.prepare import make_entry
-from fedsweep.sweeps.prepared import PreparedTrial
+from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ActiveTrial, TrialSpec
 

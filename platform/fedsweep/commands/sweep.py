@@ -160,7 +160,7 @@ def _tell_plan(prepared: PreparedSweep, options: Asked) -> None:
 
 def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | None, *, resume: bool) -> Config:
     from fedsweep.config.load import load_config
-    from fedsweep.sweeps.sweep_folder import PLACE
+    from fedsweep.sweeps.sweep_folder import BUDGET, PLACE
 
     if config is not None:
         loaded = load_config(config, overrides)
@@ -169,8 +169,10 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
         return loaded
     if not resume or folder is None:
         raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume with --out DIR")
-    if any(not text.startswith(f"{PLACE}=") for text in overrides):
-        raise ConfigError(f"--resume without CONFIG goes by the sweep's own plan: of --set it takes {PLACE} alone")
+    if any(not text.startswith((f"{PLACE}=", f"{BUDGET}=", f"{BUDGET}.")) for text in overrides):
+        raise ConfigError(
+            f"--resume without CONFIG goes by the sweep's own plan: of --set it takes {PLACE} and {BUDGET} alone"
+        )
     if not folder.path.is_dir():
         raise OutputError(f"{folder.path}: there is no such folder")
     return load_config(folder.read_plan().config_tree, overrides)

@@ -6,15 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import BeforeValidator, Field, Strict, field_validator, model_validator
 
-from fedsweep.config.base import Auto, Count, Section, Text
+from fedsweep.config.base import Auto, Count, Positive, Section, Text, WholeNumber
 
 SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
 
 _Floats = Annotated[tuple[float, float], Strict(False)]
 _Integers = Annotated[tuple[int, int], Strict(False)]
-_UNITS = {"": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "%": 0.01, "s": 1.0}
+_BYTE_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_UNITS = {"": 1.0, **_BYTE_UNITS, "%": 0.01, "s": 1.0}
+_AMOUNT = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_BYTE_UNITS)})")
 _CONSTRAINT = re.compile(
     rf"([\w/-]+)\s*(<=|>=)\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*({'|'.join(filter(None, _UNITS))})?"
 )
@@ -107,6 +109,47 @@ def parse_constraint(text: str) -> Constraint:
     return Constraint(metric=name, is_most=sign == "<=", limit=float(number) * _UNITS[unit or ""])
 
 
+def _in_bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    matched = _AMOUNT.fullmatch(value.strip())
+    if matched is None:
+        raise ValueError(f"an amount is a number of bytes, or one with a unit: 50 MB, but got {value!r}")
+    return round(float(matched[1]) * _BYTE_UNITS[matched[2]])
+
+
+class StudyBudget(Section):
+    """The most that the trials of a sweep may spend together; a trial begins only where all of it fits."""
+
+    total_bytes: Annotated[WholeNumber, BeforeValidator(_in_bytes)] | None = Field(
+        default=None, description="Bytes sent, both ways, before round 1 included: a number, or 50 MB, 2 GB, ..."
+    )
+    sim_time_s: Positive | None = Field(default=None, description="Virtual seconds, of all trials one after another.")
+    hours: Positive | None = Field(
+        default=None, description="Real time under way; at its end trials write checkpoints, and --resume goes on."
+    )
+    trials: Count | None = Field(default=None, description="Trials begun.")
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> StudyBudget:
+        if not self.limits:
+            raise ValueError(
+                f"a budget limits one of {', '.join(type(self).model_fields)}, but none is given; e.g. {{total_bytes:"
+                " 50 MB}, or leave it out"
+            )
+        return self
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Return the limits that are set, by name."""
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Return the limits on what each trial adds to: all but the hours."""
+        return {name: value for name, value in self.limits.items() if name != "hours"}
+
+
 class Sweep(Section):
     """Values that ``fedsweep sweep`` tries; a single run ignores it."""
 
@@ -142,6 +185,9 @@ class Sweep(Section):
         default_factory=list, description="[{KEY: VALUE, ...}, ...]: settings that a search tries first."
     )
     seeds: Count = Field(default=5, description="A search: the most seeds of a setting, from the key seed upwards.")
+    budget: StudyBudget | None = Field(
+        default=None, description="{total_bytes: 50 MB, ...}: the most that all trials may spend together."
+    )
     max_concurrent: Auto | Count = Field(default="auto", description="Trials at a time.")
 
     @model_validator(mode="after")

@@ -40,7 +40,7 @@ class Forecast:
     """The costs of a run, before it.
 
     Attributes:
-        rounds: Rounds of the run.
+        rounds: Rounds of the run; fewer where a limit on bytes or virtual time ends it.
         local_steps: All clients', all rounds.
         turns: One for each round that a client takes part in.
         total_bytes: From before round 1 on; beside the models what cards say of rounds with one aggregation.
@@ -111,28 +111,29 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     costs = CostModel(experiment)
     planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
     beside, seen = Beside(experiment, costs), set[int]()
-    rounds = experiment.training.rounds
+    once = registration_bytes(experiment) + beside.setup_bytes
+    rounds, stop = experiment.training.rounds, experiment.training.stop
     planned = min(rounds, most_planned)
     steps = turns = num_bytes = flops = 0
     ratios = []
-    clock: float | None = None
-    plans = []
+    clock = None if experiment.world.profiles[0].device is None else 0.0
+    plans: list[RoundPlan] = []
     for plan in islice(planned_rounds(experiment, planner), planned):
+        sent = plan.num_bytes + int(sum(beside.in_round(plan, seen)))
+        if stop.passed_by(once + num_bytes + sent, plan.clock) is not None:
+            rounds = planned = len(plans)
+            break
         plans.append(plan)
-        prices = Prices(costs=costs, seed=experiment.seed, probes=plan.probes)
         taken = steps_by_client(plan)
         steps += sum(taken.values())
         turns += len({job.client for point in plan.points for job in point.start})
-        num_bytes += plan.num_bytes + int(sum(beside.in_round(plan, seen)))
+        num_bytes += sent
         clock = plan.clock
-        for client, count in taken.items():
-            work, probed = plan.context.work[client], _probed(plan, client, prices)
-            flops += costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
+        flops += _flops(plan, taken, costs, seed=experiment.seed)
         ratio = rows.group_figures(plan, plan.components, cost=plan.values)["comm_ratio"]
         if ratio is not None:
             ratios.append(ratio)
-    scale = rounds / planned
-    once = registration_bytes(experiment) + beside.setup_bytes
+    scale = rounds / max(1, planned)
     return Forecast(
         rounds=rounds,
         local_steps=round(steps * scale),
@@ -186,12 +187,16 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
     return taken
 
 
-def _probed(plan: RoundPlan, client: int, prices: Prices) -> float:
-    """Forward passes of one sample that a client will take outside its steps."""
-    if not prices.probed(last=True):
-        return 0.0
-    jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
-    return plan.context.work[client].num_samples * prices.probed_in(jobs)
+def _flops(plan: RoundPlan, taken: Mapping[int, int], costs: CostModel, *, seed: int) -> int:
+    """Add up the operations of clients' steps, and of the forward passes that they take outside these."""
+    prices, total = Prices(costs=costs, seed=seed, probes=plan.probes), 0
+    for client, count in taken.items():
+        work, probed = plan.context.work[client], 0.0
+        if prices.probed(last=True):
+            jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
+            probed = work.num_samples * prices.probed_in(jobs)
+        total += costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
+    return total
 
 
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedsweep.catalog import resolve
-from fedsweep.config.execution import Runtime
-from fedsweep.config.load import load_config
-from fedsweep.config.overrides import apply_overrides, set_value
-from fedsweep.config.sweep import Sweep
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import InputError
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.runs.sources import sources_of
 from fedsweep.sweeps.fairness import notes
-from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
-from fedsweep.sweeps.resources import Share
+from fedsweep.sweeps.prepared import PreparedSweep
+from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.reuse import check_code, extended
 from fedsweep.sweeps.space import Trial, check_combination, check_space, draw, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.tracking.loggers.registry import further_loggers
-from fedsweep.tracking.mlflow_store import NO_TRACKING, resolve_uri
+from fedsweep.tracking.mlflow_store import resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
 if TYPE_CHECKING:
@@ -79,13 +72,12 @@ def prepare(
             check_code(folder, entries)
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets, full = _check_trials(config, samples)
-    knows_seeds = config.sweep.search != "optuna"
     sentences = (
         []
         if trials is not None
-        else notes([e.trial for e in samples], [e.config for e in samples], knows_seeds=knows_seeds)
+        else notes([e.trial for e in samples], [e.config for e in samples], knows_seeds=config.sweep.search != "optuna")
     )
-    return PreparedSweep(
+    prepared = PreparedSweep(
         config=config,
         folder=folder,
         plan=plan,
@@ -98,77 +90,14 @@ def prepare(
         extended=extension,
         allow_changed_code=allow_changed_code,
     )
+    prepared.check_budget()
+    return prepared
 
 
 def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tuple[Trial, ...]:
     if resume:
         return folder.read_plan().trials
     return tuple(list_trials(config)) if config.sweep.search != "optuna" else ()
-
-
-def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config | None = None) -> PreparedTrial:
-    """Make a trial of a sweep with its configuration: loaded and bound once.
-
-    It may be loaded already, but for name and tracking.
-
-    Raises:
-        ConfigError: Its values are wrong; the message names the trial.
-    """
-    try:
-        if loaded is None:
-            user_config = load_config(_given(config, trial, uri=uri))
-        else:
-            tracking = loaded.tracking.model_copy(update={"uri": uri or NO_TRACKING})
-            name = loaded.name if "name" in trial.values else _name(config, trial)
-            user_config = loaded.model_copy(update={"name": name, "tracking": tracking, "sweep": Sweep()})
-        user_config = resolve(user_config)
-        share = Share.of(user_config)
-        here = Runtime.model_validate({**user_config.runtime.model_dump(), **_backend(user_config, share.actors)})
-        placed = user_config.model_copy(update={"runtime": here})
-        return PreparedTrial(
-            trial=trial, user_config=user_config, config=placed, share=share, sources=sources_of(user_config.tree())
-        )
-    except InputError as error:
-        raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
-
-
-def dataset_key(config: Config) -> str:
-    """Return the name of the data set that a configuration asks for."""
-    scenario = config.scenario
-    return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
-
-
-def overlaid(tree_before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's tree with other values for some dotted keys."""
-    tree = apply_overrides(tree_before, ())
-    for key, value in values.items():
-        set_value(tree, key, value=copy.deepcopy(value))
-    return tree
-
-
-# -- configurations of trials ------------------------------------------------------------------------------------------
-
-
-def _given(config: Config, trial: Trial, *, uri: str | None) -> dict[str, Any]:
-    """Return the sweep's configuration with the trial's values, without the sweep itself, under its own name."""
-    tree = overlaid({key: value for key, value in config.given.items() if key != "sweep"}, trial.values)
-    if "name" not in trial.values:
-        tree["name"] = _name(config, trial)
-    tree["tracking"] = {**(tree.get("tracking") or {}), "uri": uri or NO_TRACKING}
-    return tree
-
-
-def _name(config: Config, trial: Trial) -> str:
-    return f"{config.name} {trial.label}".replace("/", "_").replace("\\", "_") if trial.label else config.name
-
-
-def _backend(config: Config, actors: int) -> dict[str, Any]:
-    """Return the settings of the backend in the trial's own process: it is on the cluster already."""
-    if actors:
-        return {"backend": "ray", "client_actors": actors}
-    # What is reserved and not computed on is the cluster's affair: without it the trial is a run for any machine.
-    unused = {"gpus_per_client": 0.0, "gpus_per_server": 0.0} if config.runtime.device == "cpu" else {}
-    return {"backend": "local", "address": None, **unused}
 
 
 def _sample_trials(config: Config) -> list[Trial]:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
+from fedsweep.errors import ConfigError, InputError
 from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
-from fedsweep.runs.run_folder import CONFIG
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.sources import Sources
+from fedsweep.sweeps.budget.allowance import Allowance
+from fedsweep.sweeps.budget.spending import Spending, planned_spending, spent_in
+from fedsweep.sweeps.budget.study_clock import StudyClock
 from fedsweep.sweeps.fairness import world_of
+from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.search.proposals import Outcome, Search, read_outcome
-from fedsweep.sweeps.space import Trial, canonical
+from fedsweep.sweeps.space import canonical, make_trial
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
 
@@ -27,25 +33,8 @@ if TYPE_CHECKING:
 
 # What trials must share to be compared one by one, the seed included, in what a trial's process gets.
 WORLD = "world"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedTrial:
-    """A trial with its configuration.
-
-    Attributes:
-        trial: Which one.
-        user_config: Its resolved configuration, as the user gave it.
-        config: The same for the trial's process, which is on the cluster already.
-        share: What it reserves.
-        sources: Hashes of the sources that its results follow from.
-    """
-
-    trial: Trial
-    user_config: Config
-    config: Config
-    share: Share
-    sources: Sources
+# A trial whose costs were estimated may spend so much more than that.
+_TOLERANCE = 1.01
 
 
 @dataclass(kw_only=True)
@@ -57,7 +46,7 @@ class PreparedSweep:
         folder: Where it goes.
         plan: Its trials; of a search, those of before.
         entries: The same with configurations; a search adds to them.
-        datasets: Data sets by :func:`dataset_key`, loaded.
+        datasets: Data sets by :func:`~fedsweep.sweeps.prepared_trial.dataset_key`, loaded.
         notes: What a reader of the comparison must know.
         full: What a whole trial spends of the resource that a scheduler rations.
         uri: The tracking store, or None.
@@ -94,9 +83,93 @@ class PreparedSweep:
         return {name: digest for entry in self.entries or self.samples for name, digest in entry.sources.items()}
 
     @property
+    def most(self) -> float:
+        """Trials of the whole sweep, were it not for its budget; infinite for a search that only the budget ends."""
+        sweep = self.config.sweep
+        if sweep.search != "optuna":
+            return len(self.plan.trials)
+        return sweep.samples if sweep.budget is None or "samples" in sweep.model_fields_set else math.inf
+
+    @property
     def total(self) -> int:
-        """Trials of the whole sweep."""
-        return self.config.sweep.samples if self.config.sweep.search == "optuna" else len(self.plan.trials)
+        """Trials of the whole sweep, as many as its budget has room for; of a search, about so many."""
+        if self.allowance is None:
+            return int(self.most)
+        if self.config.sweep.search != "optuna":
+            return len(self.allowance.affordable())
+        most = min(self.most, self.allowance.estimated_count(self.samples))
+        return max(len(self.entries), int(most) if math.isfinite(most) else 0)
+
+    @functools.cached_property
+    def allowance(self) -> Allowance | None:
+        """Room in the study's budget, trial by trial; None without a budget."""
+        budget = self.config.sweep.budget
+        if budget is None:
+            return None
+        return Allowance(budget=budget, folder=self.folder, entries=self.entries, plan=self._plan_spending)
+
+    def _plan_spending(self, entry: PreparedTrial) -> Spending:
+        assert self.config.sweep.budget is not None
+        try:
+            return planned_spending(entry.config, self.datasets[dataset_key(entry.config)], self.config.sweep.budget)
+        except InputError as error:
+            raise type(error)(f"trial {entry.trial.number} ({entry.trial.label}): {error}") from None
+
+    def check_budget(self) -> None:
+        """Refuse a budget that has no room for any trial.
+
+        Raises:
+            ConfigError: It has none, or a trial's costs can't be planned.
+        """
+        allowance = self.allowance
+        if allowance is None or (self.entries and allowance.affordable()):
+            return
+        costs = [(allowance.plan(entry), entry.trial.label) for entry in self.entries or self.samples]
+        if not any(cost.fits(allowance.budget) for cost, _ in costs):
+            cost, label = min(costs, key=lambda pair: (pair[0].total_bytes, pair[0].sim_time_s))
+            raise ConfigError(
+                f"sweep.budget has no room for a single trial: {label} alone would spend"
+                f" {cost.in_words(allowance.budget)}; raise the budget, or make trials smaller (training.rounds)"
+            )
+
+    def room(self, settled: Collection[int]) -> Callable[[Mapping[str, Any]], bool]:
+        """Return the check whether a search's trial with certain values fits into the budget beside all others.
+
+        Args:
+            settled: Numbers of those whose end counts, in place of their plan.
+        """
+        allowance = self.allowance
+        if allowance is None:
+            return lambda values: True
+        beside = allowance.committed(self.entries, settled)
+        number = len(self.entries) + 1
+
+        def has_room(values: Mapping[str, Any]) -> bool:
+            entry = make_entry(self.config, make_trial(self.config, number, values), uri=self.uri)
+            return allowance.has_room(allowance.plan(entry), beside)
+
+        return has_room
+
+    @property
+    def spent(self) -> Spending:
+        """Costs of all trials so far, as their folders tell."""
+        parts = [spent_in(self.folder.trial_path(entry.trial)) for entry in self.entries]
+        return sum((part for part in parts if part is not None), Spending())
+
+    @property
+    def left_out(self) -> list[PreparedTrial]:
+        """Trials that the budget left without an end: not begun, or put away when its hours were over."""
+        return [] if self.allowance is None else [entry for entry in self.unfinished if not self._has_failed(entry)]
+
+    def _has_failed(self, entry: PreparedTrial) -> bool:
+        run = RunFolder(self.folder.trial_path(entry.trial))
+        return run.has_result() and run.read_result()["status"] == "failed"
+
+    @property
+    def clock(self) -> StudyClock:
+        """The study's time, from what its folder says of it."""
+        budget = self.config.sweep.budget
+        return StudyClock(self.folder.path, None if budget is None else budget.hours)
 
     @property
     def unfinished(self) -> list[PreparedTrial]:
@@ -110,16 +183,19 @@ class PreparedSweep:
 
     @property
     def is_done(self) -> bool:
-        """True where nothing is left to run: no trial, nor one that a search would still propose."""
-        if not self.entries or self.unfinished:
+        """True where nothing is left to run, in the budget: no trial, nor one that a search would still propose."""
+        if not self.entries:
             return False
-        return len(self.entries) >= self.total or self._has_settled
-
-    @property
-    def _has_settled(self) -> bool:
+        if self.clock.is_over():
+            return True
+        left = self.unfinished
+        if left and (self.allowance is None or len(self.allowance.affordable()) > len(self.entries) - len(left)):
+            return False
+        if self.config.sweep.search != "optuna" or len(self.entries) >= self.most:
+            return True
         trials = [entry.trial for entry in self.entries]
-        is_search = self.config.sweep.search == "optuna"
-        return is_search and Search(self.config).next_values(trials, self.outcomes()) is None
+        settled = {entry.trial.number for entry in self.entries if entry not in left}
+        return Search(self.config).next_values(trials, self.outcomes(), self.room(settled)) is None
 
     def outcomes(self) -> dict[int, Outcome]:
         """Return what the trials came to that have ended, by their numbers."""
@@ -153,12 +229,21 @@ class PreparedSweep:
             # Trials that exchange checkpoints have one name for them.
             config_hash=f"pbt-{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,
             allow_changed_code=self.allow_changed_code,
+            most=self._most(entry),
         )
         done = self.folder.has_finished(entry.trial)
         share = Share(actors=0) if done else entry.share  # one that has finished before only says so
         values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
         world = canonical([asdict(world_of(entry.config)), entry.config.seed])
         return {"spec": vars(spec).copy(), "share": asdict(share), "values": values, WORLD: world}
+
+    def _most(self, entry: PreparedTrial) -> Spending | None:
+        """Return what a trial may spend at most, where its costs are no more than estimated: 1 % more than that."""
+        if self.allowance is None or self.folder.has_finished(entry.trial):
+            return None
+        planned = self.allowance.planned(entry)
+        most_bytes, most_s = int(planned.total_bytes * _TOLERANCE), planned.sim_time_s * _TOLERANCE
+        return None if planned.is_exact else replace(planned, total_bytes=most_bytes, sim_time_s=most_s)
 
     def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:
         """Return the values that the trial had last, where a scheduler changes them on the way."""

@@ -30,7 +30,8 @@ from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
+    from fedsweep.sweeps.prepared import PreparedSweep
+    from fedsweep.sweeps.prepared_trial import PreparedTrial
 
 _HALF = ".taking-over"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
@@ -16,16 +16,19 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
+from fedsweep.sweeps.budget.allowance import Allowance
+from fedsweep.sweeps.budget.spending import Spending
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared import WORLD
 from fedsweep.sweeps.search.proposals import Outcome, Search, read_curve, read_outcome
-from fedsweep.sweeps.space import TRIAL, space_keys
+from fedsweep.sweeps.space import TRIAL, Trial, space_keys
 from fedsweep.sweeps.trial import TESTED, metric_values
 from fedsweep.sweeps.tune_callback import KeptHere
 
 if TYPE_CHECKING:
     from fedsweep.config.sweep import SpaceEntry
-    from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
+    from fedsweep.sweeps.prepared import PreparedSweep
+    from fedsweep.sweeps.prepared_trial import PreparedTrial
 
 RESOURCE = "resource"
 # Successive halving by thirds: the first rung is at 1/27 of a whole trial.
@@ -107,6 +110,62 @@ def _domain(entry: SpaceEntry) -> Any:
     return makers[entry.kind](*entry.values)
 
 
+class ListedTrials(KeptHere, Searcher):
+    """Begins listed trials as long as the study's budget has room for them, those first that have finished.
+
+    A trial ends with what it really spent: where a scheduler ended it early, there is room for another.
+
+    Args:
+        prepared: A sweep with a budget.
+    """
+
+    def __init__(self, prepared: PreparedSweep, allowance: Allowance) -> None:
+        super().__init__()
+        self._prepared, self._allowance = prepared, allowance
+        self._waiting = prepared.in_order
+        self._done = {e.trial.number for e in self._waiting if prepared.folder.has_finished(e.trial)}
+        self._begun: list[PreparedTrial] = []
+        self._settled: set[int] = set()
+        self._own: dict[str, PreparedTrial] = {}
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the next trial that fits; None as long as the end of another one may make room."""
+        beside = self._allowance.committed(self._begun, self._settled)
+        for entry in self._waiting:
+            done = entry.trial.number in self._done
+            if done or self._allowance.has_room(self._allowance.planned(entry), beside):
+                self._waiting.remove(entry)
+                self._begun.append(entry)
+                self._settled |= {entry.trial.number} if done else set()
+                self._own[trial_id] = entry
+                return {TRIAL: self._prepared.describe(entry)}
+        is_quiet = self._settled.issuperset(entry.trial.number for entry in self._begun)
+        return Searcher.FINISHED if is_quiet or not self._waiting else None
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Take note of what a trial spent."""
+        entry = self._own[trial_id]
+        if entry.trial.number not in self._settled:
+            self._settled.add(entry.trial.number)
+            _note_spending(self._allowance, entry, None if error else result)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Do nothing: a budget goes by ends."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Do nothing; see :meth:`ProposedTrials.save`."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Do nothing; see :meth:`ProposedTrials.save`."""
+
+
+def _note_spending(allowance: Allowance, entry: PreparedTrial, report: Mapping[str, Any] | None) -> None:
+    """Note what a trial spent by its last report, since its folder may lag behind; without one its folder tells."""
+    if report is not None and "total_bytes" in report:
+        clock = report.get("sim_time_s") or 0.0
+        allowance.note(entry, Spending(total_bytes=int(report["total_bytes"]), sim_time_s=float(clock), trials=1))
+
+
 class ProposedTrials(KeptHere, Searcher):
     """Gives a search's proposals the form of trials; first come trials of before that are to go on.
 
@@ -126,7 +185,9 @@ class ProposedTrials(KeptHere, Searcher):
         super().__init__()
         self._search, self._prepared, self._make, self._at_once = search, prepared, make, at_once
         self._outcomes = prepared.outcomes()
-        self._leftover = prepared.unfinished
+        left, allowance = prepared.unfinished, prepared.allowance
+        affordable = left if allowance is None else allowance.affordable()
+        self._leftover = [entry for entry in left if entry in affordable]
         self._ended = {entry.trial.number for entry in prepared.entries if entry not in self._leftover}
         self._own: dict[str, PreparedTrial] = {}
         self._write_study()
@@ -137,20 +198,28 @@ class ProposedTrials(KeptHere, Searcher):
             return self._begin(trial_id, self._leftover.pop(0))
         trials = [entry.trial for entry in self._prepared.entries]
         visible = [trial.number for trial in trials[: len(trials) + 1 - self._at_once]]
-        if len(trials) >= self._prepared.total:
+        if len(trials) >= self._prepared.most:
             return Searcher.FINISHED
         if not self._ended.issuperset(visible):
             return None
-        seen = {number: self._outcomes[number] for number in visible if number in self._outcomes}
-        values = self._search.next_values(trials, seen)
+        values = self._next_values(trials, visible)
+        is_quiet = len(self._ended) == len(trials)
+        if values is None and is_quiet:
+            # What was under way may have raised a doubt, or spent less than was planned.
+            values = self._next_values(trials, [trial.number for trial in trials])
         if values is not None:
             return self._begin(trial_id, self._make(values))
-        # What is under way may yet raise a doubt.
-        return Searcher.FINISHED if len(self._ended) == len(trials) else None
+        return Searcher.FINISHED if is_quiet else None
+
+    def _next_values(self, trials: Sequence[Trial], visible: Sequence[int]) -> dict[str, Any] | None:
+        seen = {number: self._outcomes[number] for number in visible if number in self._outcomes}
+        return self._search.next_values(trials, seen, self._prepared.room(visible))
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Take note of each end."""
         trial, config = self._own[trial_id].trial, self._prepared.config
+        if self._prepared.allowance is not None:
+            _note_spending(self._prepared.allowance, self._own[trial_id], None if error else result)
         outcome = Outcome(values=None) if error else read_outcome(self._prepared.folder.trial_path(trial), config)
         # A trial that the scheduler ends writes its result only after this.
         self._outcomes[trial.number] = outcome or Outcome.of(result or {}, config, is_whole=False)

@@ -246,6 +246,11 @@ def _check_front(names: Sequence[str], modes: Sequence[str]) -> None:
 def _check_pbt(config: Config) -> None:
     if config.sweep.search == "optuna":
         raise ConfigError("sweep.scheduler=pbt proposes values itself, so it goes with no sweep.search; leave one out")
+    if config.sweep.budget is not None:
+        raise ConfigError(
+            "sweep.scheduler=pbt plays all its trials side by side, so it goes with no sweep.budget; choose"
+            " sweep.samples and training.rounds instead"
+        )
     for key, entry in config.sweep.space.items():
         changes_shape = key.split(".")[0] not in ("training", "method") or key in ("method", "training")
         if changes_shape or entry.kind == "grid":

@@ -22,13 +22,14 @@ from fedsweep.fleet.ray_internals import RAY_LOG
 from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, PLAN, RunFolder
+from fedsweep.sweeps.budget.study_clock import ELAPSED
 from fedsweep.sweeps.space import Trial, canonical
 
 SUMMARY, TABLE = "summary.json", "summary.parquet"
 # Ray Tune's own files; hidden, so that no one takes them for runs.
 TUNE = ".tune"
-# The one key that may change when a sweep goes on: the cluster that it was begun on may be gone.
-PLACE = "runtime.address"
+# Keys that may change when a sweep goes on: the cluster that it was begun on may be gone, and a study may get more.
+PLACE, BUDGET = "runtime.address", "sweep.budget"
 _FORMAT, _VERSION = "fedsweep sweep", 1
 
 
@@ -163,12 +164,12 @@ class SweepFolder:
             raise OutputError(f"{path}: damaged: {error}") from error
 
     def check_same(self, config_tree: Mapping[str, Any]) -> None:
-        """Refuse to go on with another configuration than the sweep was begun with; the cluster's address apart.
+        """Refuse to go on with another configuration than the sweep was begun with; cluster's address, budget apart.
 
         Raises:
             ConfigError: It differs; names where.
         """
-        before, config_tree = _without_place(self.read_plan().config_tree), _without_place(config_tree)
+        before, config_tree = _fixed(self.read_plan().config_tree), _fixed(config_tree)
         if canonical(before) != canonical(config_tree):
             differing = sorted(key for key in {*before, *config_tree} if before.get(key) != config_tree.get(key))
             raise ConfigError(
@@ -207,7 +208,7 @@ class SweepFolder:
             if folder.is_dir() and not folder.is_symlink():
                 shutil.rmtree(folder)
         shutil.rmtree(self.path / TUNE, ignore_errors=True)
-        for name in (SUMMARY, TABLE, TRACKING, RAY_LOG, CONFIG, PLAN):
+        for name in (SUMMARY, TABLE, TRACKING, RAY_LOG, ELAPSED, CONFIG, PLAN):
             (self.path / name).unlink(missing_ok=True)
 
 
@@ -215,11 +216,14 @@ def _json(body: Any) -> str:
     return f"{json.dumps(body, indent=1, ensure_ascii=False)}\n"
 
 
-def _without_place(config_tree: Mapping[str, Any]) -> dict[str, Any]:
-    section, key = PLACE.split(".")
-    runtime = {name: value for name, value in (config_tree.get(section) or {}).items() if name != key}
-    rest = {name: value for name, value in config_tree.items() if name != section}
-    return {**rest, section: runtime} if runtime else rest
+def _fixed(config_tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the keys that may change on the way."""
+    rest = dict(config_tree)
+    for place in (PLACE, BUDGET):
+        section, key = place.split(".")
+        values = {name: value for name, value in (rest.pop(section, None) or {}).items() if name != key}
+        rest |= {section: values} if values else {}
+    return rest
 
 
 def _check_trial(trial: Trial, path: Path) -> None:

@@ -32,7 +32,7 @@ from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.facts import tell_commit
 from fedsweep.runs.sources import Sources
-from fedsweep.sweeps.prepare import dataset_key, overlaid
+from fedsweep.sweeps.prepared_trial import dataset_key, overlaid
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trial import FATAL, ActiveTrial, TrialSpec
@@ -59,7 +59,8 @@ class SweepTrial(tune.Trainable):
 
         Args:
             config: See the class.
-            datasets: References to those that are loaded already, by :func:`~fedsweep.sweeps.prepare.dataset_key`.
+            datasets: References to those that are loaded already, by
+                :func:`~fedsweep.sweeps.prepared_trial.dataset_key`.
             umask: The driver's.
             git_commit: That of the driver's fedsweep.
             specs: Where a scheduler copies configurations from trial to trial: each trial's own, in their order.

@@ -27,6 +27,7 @@ from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.source_log import begin_log
 from fedsweep.runs.sources import Sources, changes
 from fedsweep.runs.tables.rounds import scalar_figures
+from fedsweep.sweeps.budget.spending import Spending
 from fedsweep.sweeps.space import EXTRA
 from fedsweep.tracking.loggers.registry import further_loggers
 
@@ -62,6 +63,7 @@ class TrialSpec:
         resource: What a scheduler rations.
         config_hash: Names checkpoints instead of the configuration's own hash, so that trials may exchange them.
         allow_changed_code: Go on from checkpoints of other sources.
+        most: What it may spend of the study's budget, where that has no more room for it; None: as much as it takes.
     """
 
     folder: Path
@@ -70,6 +72,7 @@ class TrialSpec:
     resource: str = "round"
     config_hash: str | None = None
     allow_changed_code: bool = False
+    most: Spending | None = None
 
 
 SessionFactory = Callable[[Plan, Path], contextlib.AbstractContextManager[Session]]
@@ -164,6 +167,8 @@ class ActiveTrial:
         self._is_ours = True
         config = load_config(self._spec.config_tree)
         plan = plan_run(config, self._find_dataset(config), config_hash=self._spec.config_hash)
+        if self._spec.most is not None:
+            plan = _limited(plan, self._spec.most)
         self._config = plan.config
         resume = (self._spec.folder / "config.yaml").is_file()
         self._check_node(plan)
@@ -233,6 +238,20 @@ class ActiveTrial:
         for record in self._folder.read_rounds():
             figures = self._report.add(record)
         return {**figures, "done": True, FINISHED: True}
+
+
+def _limited(plan: Plan, most: Spending) -> Plan:
+    """Lower the run's limits to what it may spend; its configuration stays, so others may go on with it."""
+    training = plan.experiment.training
+    stop = training.stop
+    stop = replace(
+        stop,
+        total_bytes=min(limit for limit in (most.total_bytes or None, stop.total_bytes) if limit is not None),
+        sim_time_s=min(
+            (limit for limit in (most.sim_time_s or None, stop.sim_time_s) if limit is not None), default=None
+        ),
+    )
+    return replace(plan, experiment=replace(plan.experiment, training=replace(training, stop=stop)))
 
 
 def metric_values(report: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, float]:

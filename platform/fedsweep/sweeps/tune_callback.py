@@ -16,7 +16,7 @@ from fedsweep.errors import OutputError
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.sweeps.prepared import PreparedTrial
+from fedsweep.sweeps.prepared_trial import PreparedTrial
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES

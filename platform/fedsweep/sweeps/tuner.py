@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import threading
 import time
@@ -22,9 +23,10 @@ from fedsweep.fleet.ray_watch import watched_call
 from fedsweep.processes import silenced
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.run_folder import CONFIG, PLAN
+from fedsweep.sweeps.budget.study_clock import StudyClock
 from fedsweep.sweeps.fairness import world_of
-from fedsweep.sweeps.prepare import make_entry
-from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
+from fedsweep.sweeps.prepared import PreparedSweep
+from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
 from fedsweep.sweeps.resources import check_shares, largest, room_for
 from fedsweep.sweeps.search.proposals import Search, check_optuna
 from fedsweep.sweeps.space import TRIAL, make_trial
@@ -93,16 +95,32 @@ def run_sweep(
         check_shares(watched_call(ray.nodes), shares)
         if not resume:
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
+        elif prepared.folder.read_plan().config_tree.get("sweep") != prepared.plan.config_tree.get("sweep"):
+            prepared.folder.extend(prepared.plan, config_yaml=config.to_yaml())
         return _tracked(prepared, tracker, lambda: (_tune(prepared, progress, tracker), _conclude(prepared)))
 
 
 def _conclude(prepared: PreparedSweep) -> Summary:
     """Summarise the folder as it is, and write that down."""
-    trials = [entry.trial for entry in prepared.entries]
-    worlds = [world_of(entry.config) for entry in prepared.entries]
-    summary = summarise(prepared.folder, trials, worlds, config=prepared.config, notes=prepared.notes)
+    left_out = prepared.left_out
+    ended = [entry for entry in prepared.entries if entry not in left_out]
+    trials, worlds = [entry.trial for entry in ended], [world_of(entry.config) for entry in ended]
+    notes = [*prepared.notes, *_budget_notes(prepared, num_left_out=len(left_out))]
+    summary = summarise(prepared.folder, trials, worlds, config=prepared.config, notes=notes)
     write_summary(prepared.folder, summary)
     return summary
+
+
+def _budget_notes(prepared: PreparedSweep, *, num_left_out: int) -> list[str]:
+    """Say how much of its budget the study has spent, and how many of its trials have no end for it."""
+    budget = prepared.config.sweep.budget
+    if budget is None:
+        return []
+    spent = [prepared.spent.in_words(budget)] if budget.costs else []
+    if budget.hours is not None:
+        spent.append(f"{prepared.clock.seconds / 3600:.3g} of {budget.hours:g} hours")
+    rest = f"; {num_left_out} of {len(prepared.entries)} trials left out or put away" if num_left_out else ""
+    return [f"budget: {', '.join(spent)}{rest}"]
 
 
 def log_rest(prepared: PreparedSweep) -> Summary:
@@ -156,11 +174,16 @@ def _make_tuner(
     from ray import tune
     from ray.tune.logger import JsonLoggerCallback
 
-    search, count = None, 1
+    from fedsweep.sweeps.schedulers import ListedTrials
+
+    search: Any = None
+    count = 1
     space: dict[str, Any] = {}
     own: list[dict[str, Any]] = []
     if prepared.config.sweep.search == "optuna":
         search, count = _search(prepared, watcher, progress=progress)
+    elif prepared.allowance is not None:
+        search, count = ListedTrials(prepared, prepared.allowance), len(prepared.entries)
     else:
         described = [prepared.describe(entry) for entry in prepared.in_order]
         space = {TRIAL: tune.grid_search(described)}
@@ -174,7 +197,7 @@ def _make_tuner(
             storage_path=str(prepared.folder.path / TUNE),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             callbacks=[watcher, JsonLoggerCallback()],
-            stop=_make_stopper(interrupted),
+            stop=_make_stopper(interrupted, prepared.clock),
             verbose=0,
         ),
     )
@@ -234,14 +257,16 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
         _announce(prepared, entry, watcher=watcher, progress=progress)
         return entry
 
-    count = len(prepared.unfinished) + max(0, config.sweep.samples - len(prepared.entries))
+    to_propose = max(0, prepared.most - len(prepared.entries))
+    count = -1 if math.isinf(to_propose) else len(prepared.unfinished) + int(to_propose)
     at_once = config.sweep.max_concurrent
     if at_once == "auto":
         at_once = room_for(ray.nodes(), largest([entry.share for entry in prepared.samples]))
     return ProposedTrials(Search(config), prepared, make, at_once), count
 
 
-def _make_stopper(interrupted: threading.Event) -> Any:
+def _make_stopper(interrupted: threading.Event, clock: StudyClock) -> Any:
+    """Make what has Tune put all trials away: at Ctrl-C, and when the study's hours are over."""
     from ray.tune import Stopper
 
     class WhenInterrupted(KeptHere, Stopper):
@@ -249,7 +274,7 @@ def _make_stopper(interrupted: threading.Event) -> Any:
             return False
 
         def stop_all(self) -> bool:
-            return interrupted.is_set()
+            return interrupted.is_set() or clock.is_over()
 
     return WhenInterrupted()
 

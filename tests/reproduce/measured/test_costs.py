@@ -16,6 +16,7 @@ from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.engine.cost import registration_bytes
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.build_world import build_world
+from fedsweep.experiment.unforeseen import why_unknown
 from fedsweep.reproduce.cell_texts import cell_text, headings, notes
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.table_file import TableFile
@@ -23,7 +24,6 @@ from fedsweep.reproduce.measured.costs import (
     costs_grid,
     label_data,
     planned_view,
-    why_unknown,
 )
 from fedsweep.results.view import RunView, load_run
 

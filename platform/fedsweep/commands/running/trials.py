@@ -11,7 +11,8 @@ from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
     from fedsweep.engine.forecast import Forecast
-    from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
+    from fedsweep.sweeps.prepared import PreparedSweep
+    from fedsweep.sweeps.prepared_trial import PreparedTrial
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -51,12 +52,38 @@ def print_sweep(prepared: PreparedSweep) -> None:
     from fedsweep.results.texts import seconds_text
     from fedsweep.sweeps.prepare import trial_costs
 
+    if prepared.allowance is not None:
+        print_budget(prepared)
     costs = trial_costs(prepared)
     print_trials(prepared.entries or prepared.samples, heading="trial", costs=costs)
     each = sum(map(reckoned_seconds, costs.values())) / max(1, len(costs))
     proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
     about = seconds_text(prepared.total * each)
     print(f"{prepared.total} trials, about {about} of training on one core{proposed}")
+
+
+def print_budget(prepared: PreparedSweep) -> None:
+    """Print which trials the study's budget has room for, and what they are planned to spend of it."""
+    from fedsweep.sweeps.budget.spending import Spending
+
+    allowance, budget = prepared.allowance, prepared.config.sweep.budget
+    assert allowance is not None and budget is not None
+    texts = [f"{budget.hours:g} hours under way"] if budget.hours is not None else []
+    if prepared.entries:
+        begun = allowance.affordable()
+        planned = sum(
+            (allowance.in_the_end(e, settled=prepared.folder.has_finished(e.trial)) for e in begun), Spending()
+        )
+        left_out = [entry.trial.folder for entry in prepared.entries if entry not in begun]
+        how = (
+            "told exactly before training" if planned.is_exact else "estimated; trials end where they would spend more"
+        )
+        texts += [f"{planned.in_words(budget)} ({how})"] if budget.costs else []
+        rest = f", {len(left_out)} are left out, the first of them {left_out[0]}" if left_out else ""
+        texts.append(f"{len(begun)} of {len(prepared.entries)} trials fit{rest}")
+    elif budget.costs:
+        texts.append(f"about {prepared.total} trials, each begun only where all of it fits")
+    print(f"budget: {'; '.join(texts)}")
 
 
 def taken_over(prepared: PreparedSweep, places: Sequence[Path], *, dry_run: bool) -> dict[Path, Path]:
@@ -95,8 +122,12 @@ def run_trials(
     from fedsweep.tracking.terminal.sweep_progress import make_sweep_progress
 
     if going_on and prepared.is_done:
+        left = len(prepared.left_out)
         note(
-            f"{prepared.folder.path}: all {len(prepared.entries)} {called} have finished already; nothing is run",
+            f"{prepared.folder.path}: its budget has no room for the {left} {called} left; nothing is run, but --set"
+            " sweep.budget.KEY=VALUE raises it"
+            if left
+            else f"{prepared.folder.path}: all {len(prepared.entries)} {called} have finished already; nothing is run"
         )
         return log_rest(prepared)
     progress = make_sweep_progress(prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted)

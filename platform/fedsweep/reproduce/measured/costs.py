@@ -23,7 +23,8 @@ from fedsweep.engine.plan import Planner
 from fedsweep.engine.row import RowMaker
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
-from fedsweep.experiment.experiment import Experiment, World, server_context
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.unforeseen import why_unknown
 from fedsweep.reproduce.cells import Cell, stand_in_of, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.measured.grid import Grid, GridCell, grid_of, summed_up, value_of
@@ -32,7 +33,6 @@ from fedsweep.world.data.datasets import Dataset, load_dataset
 
 # What is known of a round without training, as columns of rounds.parquet are called.
 _COLUMNS = ("round", "cohort", "high_frequency", "sim_time_s", "kl_divergence", "comm_cost", "comm_ratio")
-_PLANNING_SEAMS = ("selection", "submodels", "pacing")
 # Classes and training samples per class, all alike (Krizhevsky 2009).
 _EVEN_SETS = {"cifar10": (10, 5000), "cifar100": (100, 500)}
 # Partitions that see of the labels only how many samples a class has, as far as counts are concerned.
@@ -43,7 +43,8 @@ def planned_view(config: Config) -> RunView | str:
     """Return a run as far as it is known without training, as tables and pictures read runs.
 
     Its columns are those that are known, its folder does not exist. Where the costs depend on the training, the reason
-    is given in its place; see :func:`why_unknown`.
+    is given in its place; see
+    :func:`~fedsweep.experiment.unforeseen.why_unknown`.
 
     Raises:
         InputError: As :func:`~fedsweep.experiment.build.build_experiment`; data files are needed only where the labels'
@@ -96,37 +97,6 @@ def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
         stand_in=stand_in_of(table, group[0]),
         untold=tuple(dict.fromkeys(view for view in views if isinstance(view, str))),
     )
-
-
-def why_unknown(experiment: Experiment) -> str | None:
-    """Return the reason why a run's costs cannot be told from its plan, or None where they can."""
-    method, world, stop = experiment.method, experiment.world, experiment.training.stop
-    for seam, component in method.server_components:
-        if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
-            return f"its {seam} ({type(component).__name__}) learns from the clients' work"
-        context = server_context(experiment, seam)
-        if component.setup(component.init(context), context):
-            return f"its {seam} ({type(component).__name__}) has every client measure something before round 1"
-    if method.exchanges:
-        return f"{method.exchanges[0]} more than models"
-    if _asks_history(world):
-        return "who is available depends on the clients' accuracies (scenario.availability)"
-    if stop.target_accuracy is not None or stop.target is not None or stop.wall_time_s is not None:
-        return "its end depends on the training (training.stop)"
-    return None
-
-
-def _asks_history(world: World) -> bool:
-    """Check if availability comes out differently for clients that learn badly and clients that learn well."""
-    availability, profiles = world.availability, world.profiles
-    if availability is None:
-        return False
-    able = np.array([profile.capability for profile in profiles])
-    poor, rich = (
-        availability.probability(1, capabilities=able, history=dict.fromkeys(range(len(profiles)), (value,) * 3))
-        for value in (0.0, 1.0)
-    )
-    return not np.array_equal(poor, rich)
 
 
 def _columns(experiment: Experiment) -> dict[str, list[Any]]:

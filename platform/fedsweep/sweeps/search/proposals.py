@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,26 +93,37 @@ class Search:
         self._config = config
         self._signs = tuple(1.0 if mode == "max" else -1.0 for mode in config.sweep.aims.values())
 
-    def next_values(self, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> dict[str, Any] | None:
+    def next_values(
+        self,
+        trials: Sequence[Trial],
+        outcomes: Mapping[int, Outcome],
+        has_room: Callable[[Mapping[str, Any]], bool] = lambda values: True,
+    ) -> dict[str, Any] | None:
         """Return what the next trial sets, its seed included; None where nothing is left that could tell more.
 
         Args:
             trials: All of before, in their order.
             outcomes: What trials came to, by their numbers; of those that are under way there is none.
+            has_room: Checks that the budget has room for a trial of these values.
         """
         tried = self._tried(trials, outcomes)
+        seed = {SEED: self._config.seed}
         for point in self._config.sweep.points:
-            if canonical(values := {key: point[key] for key in space_keys(self._config)}) not in tried:
-                return {**values, SEED: self._config.seed}
+            values = {key: point[key] for key in space_keys(self._config)}
+            if canonical(values) not in tried and has_room(values | seed):
+                return values | seed
         num_repeats = len(trials) - len(tried)
         doubtful = most_doubtful(list(tried.values()), most_seeds=self._config.sweep.seeds)
         is_seed_due = num_repeats * _SETTINGS_PER_SEED < len(tried) - _FIRST_SETTINGS
         proposed = None
         if not (doubtful and is_seed_due) and len(tried) < self._num_settings():
-            proposed = self._propose(tried, number=len(trials))
+            proposed = self._propose(tried, number=len(trials), has_room=lambda values: has_room(values | seed))
         if proposed is not None:
-            return {**proposed, SEED: self._config.seed}
-        return None if doubtful is None else {**doubtful.values, SEED: self._config.seed + len(doubtful.seeds)}
+            return proposed | seed
+        if doubtful is None:
+            return None
+        repeated = {**doubtful.values, SEED: self._config.seed + len(doubtful.seeds)}
+        return repeated if has_room(repeated) else None
 
     def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
         """Write what trials came to into the sweep's folder, where Optuna's dashboard reads it; each once."""
@@ -160,13 +171,15 @@ class Search:
                 setting.results.append(tuple(s * v for s, v in zip(self._signs, outcome.values, strict=True)))
         return tried
 
-    def _propose(self, tried: Mapping[str, TriedSetting], *, number: int) -> dict[str, Any] | None:
-        """Ask Optuna for a setting; None where it comes back to those that are known."""
+    def _propose(
+        self, tried: Mapping[str, TriedSetting], *, number: int, has_room: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any] | None:
+        """Ask Optuna for a setting; None where it comes back to those that are known, or nothing is cheap enough."""
         study = self._study(tried, number=number)
         for _ in range(_PROPOSALS):
             trial = study.ask()
             values = {key: self._suggest(trial, key) for key in space_keys(self._config)}
-            if canonical(values) not in tried:
+            if canonical(values) not in tried and has_room(values):
                 return values
         return None
 

@@ -1,0 +1,40 @@
+"""Costs that no plan can tell, since they depend on what is learned on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsweep.experiment.experiment import Experiment, World, server_context
+
+_PLANNING_SEAMS = ("selection", "submodels", "pacing")
+
+
+def why_unknown(experiment: Experiment) -> str | None:
+    """Return the reason why a run's costs cannot be told from its plan, or None where they can."""
+    method, world, stop = experiment.method, experiment.world, experiment.training.stop
+    for seam, component in method.server_components:
+        if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
+            return f"its {seam} ({type(component).__name__}) learns from the clients' work"
+        context = server_context(experiment, seam)
+        if component.setup(component.init(context), context):
+            return f"its {seam} ({type(component).__name__}) has every client measure something before round 1"
+    if method.exchanges:
+        return f"{method.exchanges[0]} more than models"
+    if _asks_history(world):
+        return "who is available depends on the clients' accuracies (scenario.availability)"
+    if stop.target_accuracy is not None or stop.target is not None or stop.wall_time_s is not None:
+        return "its end depends on the training (training.stop)"
+    return None
+
+
+def _asks_history(world: World) -> bool:
+    """Check if availability comes out differently for clients that learn badly and clients that learn well."""
+    availability, profiles = world.availability, world.profiles
+    if availability is None:
+        return False
+    able = np.array([profile.capability for profile in profiles])
+    poor, rich = (
+        availability.probability(1, capabilities=able, history=dict.fromkeys(range(len(profiles)), (value,) * 3))
+        for value in (0.0, 1.0)
+    )
+    return not np.array_equal(poor, rich)

@@ -1,0 +1,1 @@
+"""The budget of a study: bytes, virtual time, hours, trials."""
