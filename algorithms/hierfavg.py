@@ -5,7 +5,7 @@ Source: Liu, Zhang, Song, Letaief (2020): Client-edge-cloud hierarchical federat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -59,12 +59,14 @@ class TwoLevels(Pacing):
             ConfigError: The topology is no tree.
         """
         _tree_of(context.topology)
-        return {"ahead": [], "rounds": context.num_rounds}
+        return {"ahead": [], "last": [], "rounds": context.num_rounds}
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
         tree = _tree_of(context.topology)
         dues = {k: due_steps(self.edge_interval, w.steps, sync_rule="paper") for k, w in context.work.items()}
-        points = [_at_edges(point, tree) for point in cut_round(dues)]
+        # An edge that passed over the last round is asked now.
+        ready = dict.fromkeys(state["last"], 0.0)
+        points = [_at_edges(point, tree, ready, context.clock) for point in cut_round(dues)]
         edges = sorted({tree.edge_of(client) for client in context.cohort}, reverse=True)
         ahead = set(state["ahead"])
         # An edge that has nothing of its own begins with the server's model.
@@ -74,15 +76,25 @@ class TwoLevels(Pacing):
         every = Merge(hub=SERVER, hubs=tuple(sorted(ahead, reverse=True)), travels=meets)
         points[-1] = replace(points[-1], merges=(*points[-1].merges, every))
         first = (SyncPoint(start=(), attend=(), merges=down),) if down else ()
-        return (*first, *points), {**state, "ahead": [] if meets else sorted(ahead)}
+        return (*first, *points), {**state, "ahead": [] if meets else sorted(ahead), "last": edges}
 
 
-def _at_edges(point: SyncPoint, tree: Tree) -> SyncPoint:
-    """Return a sync point at which each attendee's model goes to its edge server, where it also started from."""
+def _at_edges(point: SyncPoint, tree: Tree, ready: Mapping[int, float], clock: float) -> SyncPoint:
+    """Return a sync point at which each attendee's model goes to its edge server, where it also started from.
+
+    Args:
+        point: With its jobs and attendees.
+        tree: Whose edge is whose.
+        ready: Earliest starts in virtual seconds, by edge.
+        clock: That of edges that are not there.
+    """
     edges = sorted({tree.edge_of(client) for client in point.attend}, reverse=True)
     return replace(
         point,
-        start=tuple(replace(job, model=tree.edge_of(job.client)) for job in point.start),
+        start=tuple(
+            replace(job, model=edge, not_before=ready.get(edge, clock))
+            for job, edge in ((job, tree.edge_of(job.client)) for job in point.start)
+        ),
         merges=tuple(Merge(hub=edge, clients=_clients_of(edge, point.attend, tree)) for edge in edges),
     )
 

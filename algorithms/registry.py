@@ -42,6 +42,7 @@ _BUILDERS = (
     "fedbuff:fedbuff",
     "hierfavg:hierfavg",
     "dpsgd:dpsgd",
+    "aedfl:aedfl",
     "prunefl.method:prunefl",
     "feddst:feddst",
     "fedas:fedas",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -62,13 +62,13 @@ class Gossip(Pacing):
     interval: Count | None
 
     def init(self, context: ServerContext) -> State:
-        """Return an empty state.
+        """Return the state in which nobody has taken part yet.
 
         Raises:
             ConfigError: The topology is no graph.
         """
         graph_of(context.topology, self.method)
-        return {}
+        return {"last": []}
 
     def first_models(self, context: ServerContext) -> Iterable[int]:
         return range(context.num_clients)
@@ -79,19 +79,27 @@ class Gossip(Pacing):
             k: (work.steps,) if self.interval is None else due_steps(self.interval, work.steps, sync_rule="paper")
             for k, work in context.work.items()
         }
-        points = [exchange(point, graph) for point in cut_round(dues)]
+        # Whoever passed over the last round is asked now; the others go on when they are ready.
+        points = [exchange(point, graph, dict.fromkeys(state["last"], 0.0), context.clock) for point in cut_round(dues)]
         everybody = Merge(hub=SERVER, hubs=tuple(range(len(context.profiles))), travels=False)
         if points:
             points[-1] = replace(points[-1], merges=(*points[-1].merges, everybody))
-        return tuple(points), state
+        return tuple(points), {"last": list(context.cohort)}
 
 
-def exchange(point: SyncPoint, graph: Graph) -> SyncPoint:
-    """Return a sync point at which each attendee mixes its model with those of its neighbours that attend, too."""
+def exchange(point: SyncPoint, graph: Graph, ready: Mapping[int, float], clock: float) -> SyncPoint:
+    """Return a sync point at which each attendee mixes its model with those of its neighbours that attend, too.
+
+    Args:
+        point: With its jobs and attendees.
+        graph: Who is whose neighbour.
+        ready: Earliest starts in virtual seconds, by client.
+        clock: That of clients that are not there.
+    """
     there = set(point.attend)
     return replace(
         point,
-        start=tuple(replace(job, model=job.client) for job in point.start),
+        start=tuple(replace(job, model=job.client, not_before=ready.get(job.client, clock)) for job in point.start),
         merges=tuple(
             Merge(hub=client, clients=tuple(sorted({client, *there.intersection(graph.sources[client])})))
             for client in point.attend

@@ -180,7 +180,8 @@ class RoundContext:
         in_flight: Clients that hold results nobody has aggregated yet.
         clock: Virtual seconds at the round's start.
         ready: When clients whose work went on over a round's end are done, in virtual seconds.
-        durations: Virtual seconds that each member would need; empty without devices.
+        durations: Virtual seconds that each member would need, with other hubs (``Pacing.has_hubs``) to train; empty
+            without devices.
         num_values: |W|, scalars of the full model; with codecs as many as its message has bytes for, mean of both ways.
         budgets: Who affords what; None: no limits.
         topology: Who talks with whom.

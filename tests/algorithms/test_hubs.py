@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsweep.algorithms.aedfl import aedfl
 from fedsweep.algorithms.dpsgd import dpsgd
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
@@ -36,6 +38,7 @@ def end(method: FederatedMethod, topology: Topology, **options: Any) -> Tensor:
     return run_rounds(local_engine(world(method, topology, **options))).vector
 
 
+NOBODY = Graph(sources=((),) * 6)  # nobody talks with anybody
 MOMENTUM = OptimizerSettings(momentum=0.9)
 
 
@@ -147,3 +150,51 @@ def test_what_only_a_server_could_do_is_refused() -> None:
         _ = world(dpsgd(), tree(num_clients=6)).initial_states
     with pytest.raises(ConfigError, match=r"scenario\.topology says no tree"):
         _ = world(hierfavg(), ring(num_clients=6)).initial_states
+
+
+@pytest.mark.parametrize("graph", [ring(num_clients=6), exponential(num_clients=6), complete(num_clients=6)])
+def test_aedfl_on_equal_devices_is_dpsgd(graph: Graph) -> None:
+    own, other = (times(method, graph, [1e5], rounds=3) for method in (aedfl(), dpsgd()))
+    assert torch.equal(own[-1].vector, other[-1].vector)
+    assert own[-1].hub_times == other[-1].hub_times and own[-1].total_bytes == other[-1].total_bytes
+
+
+def test_aedfl_follows_a_plain_event_queue() -> None:
+    """Each client trains, gets a message up and one down for each neighbour once all have mixed, and begins anew."""
+    speeds, graph, rounds = [1e4, 2.3e4, 3.1e4, 0.7e4, 5.3e4, 1.9e4], ring(num_clients=6), 40
+    states = times(aedfl(), graph, speeds, rounds=rounds)
+    message = 32 * MODEL / 1e3
+    training = states[1].records[0].flops
+    queue = [(training / speed, client) for client, speed in enumerate(speeds)]
+    heapq.heapify(queue)
+    mixed = [0.0] * 6
+    for number in range(rounds):
+        moment, client = heapq.heappop(queue)
+        assert states[number + 1].records[-1].attendees == (client,)
+        asked = max(moment, *(mixed[other] for other in graph.sources[client]))
+        mixed[client] = asked + message + 2 * message
+        assert states[number + 1].hub_times[client] == pytest.approx(mixed[client])
+        heapq.heappush(queue, (mixed[client] + training / speeds[client], client))
+    assert states[-1].total_bytes - states[0].total_bytes == rounds * 2 * 4 * MODEL
+
+
+def test_neighbours_that_are_behind_count_less() -> None:
+    states = times(aedfl(exponent=1.0), ring(num_clients=6), [1e2, 1e5, 1e2, 1e2, 1e2, 1e2], rounds=3)
+    assert [row.attendees for row in states[-1].records] == [(1,)] * 3  # the fast one alone, three times
+    # Both neighbours are equally behind, so together they weigh what they would: two thirds.
+    assert states[-1].records[-1].extra["rounds_behind"] == 3
+    # One round behind is too far for no patience: the client keeps what it has trained.
+    alone = times(aedfl(patience=0), ring(num_clients=6), [1e2, 1e5, 1e2, 1e2, 1e2, 1e2], rounds=1)
+    cut_off = times(aedfl(), NOBODY, [1e2, 1e5, 1e2, 1e2, 1e2, 1e2], rounds=1)
+    assert torch.equal(alone[-1].models[1].vector, cut_off[-1].models[1].vector)
+
+
+def test_a_row_has_the_distance_and_how_good_clients_models_are() -> None:
+    work = replace(world(dpsgd(), ring(num_clients=6), rounds=1), evaluate_per_client=True)
+    engine = local_engine(work)
+    state = run_rounds(engine)
+    extra = state.records[-1].extra
+    models = [state.models[k].vector for k in range(6)]
+    assert extra["consensus_distance"] == consensus_distance(models, work.layout) > 0
+    assert 0 < extra["own_accuracy_worst10"] <= extra["own_accuracy"] <= extra["own_accuracy_best10"] <= 1
+    assert (torch.stack(models).mean(0) - state.vector).abs().max() < 1e-6

@@ -170,11 +170,18 @@ def setup_s(experiment: Experiment, ledger: Ledger, probed: Mapping[int, float],
     )
 
 
-def durations(context: RoundContext, prices: Prices) -> dict[int, float]:
-    """Return virtual seconds that each member of the cohort would need for its whole round; empty without devices."""
+def durations(context: RoundContext, prices: Prices, *, in_full: bool = True) -> dict[int, float]:
+    """Return virtual seconds that each member of the cohort would need for its whole round; empty without devices.
+
+    Args:
+        context: The round.
+        prices: Of its work.
+        in_full: With its messages; otherwise of the training alone, where it is not planned yet who sends to whom.
+    """
     if not context.cohort or context.profiles[context.cohort[0]].device is None:
         return {}
-    return {k: whole_round(k, context, prices).total_s for k in context.cohort}
+    times = {k: whole_round(k, context, prices) for k in context.cohort}
+    return {k: time.total_s if in_full else time.compute_s for k, time in times.items()}
 
 
 def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:

@@ -297,9 +297,19 @@ class Engine:
         question = own_models_question(self.experiment, test, record.round, models)
         answers = self._repaired(record.round, lambda _: self.fleet.measure(question, round.vector, round.remembered))
         accuracies, _ = own_accuracies(answers, question.clients)
+        if self.experiment.evaluate_per_client and models:
+            record = _with_figures(record, self._tested_in_full(models, round.components["evaluation"]))
         seconds = record.eval_time_s + time.perf_counter() - began
         record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
         return _with_figures(record, spread("personal_accuracy", accuracies))
+
+    def _tested_in_full(self, models: Mapping[int, HubModel], state: State) -> dict[str, float]:
+        """Return the accuracies of clients' own models on the whole test set: mean, deviation, tenths."""
+        accuracies = []
+        for vector in (own.vector for hub, own in models.items() if hub >= 0):
+            load_vector(self._model, self.layout, vector)
+            accuracies.append(self._test.test(self.experiment.method.evaluation, state, self._model, ()).accuracy)
+        return spread("own_accuracy", np.array(accuracies, dtype=float))
 
 
 def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRecord:

@@ -95,7 +95,7 @@ def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> 
 
 def untested(record: RoundRecord, columns: Collection[str] = ()) -> RoundRecord:
     """Return the row of a round after which nothing was tested; ``columns`` are those of metrics."""
-    names = tuple(f"{kind}_accuracy" for kind in ("class", "client", "personal"))
+    names = tuple(f"{kind}_accuracy" for kind in ("class", "client", "personal", "own"))
     return replace(
         record,
         test_accuracy=None,

@@ -140,7 +140,7 @@ class Planner:
         context = replace(context, stream=stream(self._experiment.seed, "pacing", context.round))
         if state.clock is not None:
             # Before pacing, which may decide by them who is waited for.
-            context = replace(context, durations=clock.durations(context, prices))
+            context = replace(context, durations=clock.durations(context, prices, in_full=not method.pacing.has_hubs))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
             points, components["pacing"] = ask(method.pacing, "plan", components["pacing"], context, when=when)

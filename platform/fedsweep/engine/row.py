@@ -39,8 +39,7 @@ class RowMaker:
         """Return the row of a round that is not evaluated yet."""
         plan, ledger, context = round.plan, round.ledger, round.plan.context
         reports = self._reports(round.components)
-        up, down = ledger.total("up"), ledger.total("down")
-        steps = sum(total.steps for total in round.totals.values())
+        up, down, steps = ledger.total("up"), ledger.total("down"), sum(total.steps for total in round.totals.values())
         loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
         # How often the server's model changed since each attendee received its own; less 1: the aggregation that took
@@ -75,7 +74,8 @@ class RowMaker:
             present=tuple(context.present) if self._counts_presence else None,
             extra={name: float(value) for report in reports for name, value in report.metrics.items()}
             | ({"mean_staleness": sum(stale) / len(stale)} if stale else {})
-            | ({"server_flops": float(server_flops)} if server_flops else {}),
+            | ({"server_flops": float(server_flops)} if server_flops else {})
+            | ({} if round.hubs is None else round.hubs.figures),
             traffic=ledger.traffic(taken),
             **self.group_figures(plan, round.components, cost=up + down),
         )

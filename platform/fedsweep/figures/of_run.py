@@ -10,6 +10,7 @@ from typing import Any
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.errors import first_line
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
+from fedsweep.figures.links import LINKS_PICTURE, plot_links
 from fedsweep.figures.partition import plot_partition
 from fedsweep.figures.scenario import plot_scenario
 from fedsweep.runs.run_folder import CLIENTS, PICTURES, ROUNDS, RunFolder
@@ -20,7 +21,8 @@ _LOGGER = logging.getLogger("fedsweep")
 def plot_run(folder: Path, into: Path) -> list[Path]:
     """Draw the pictures of a single run: ``learning_curves.png``, ``accuracy_against_bytes.png``, ``partition.png``.
 
-    With drift or availability also those of :func:`~fedsweep.figures.scenario.plot_scenario`.
+    With drift or availability also those of :func:`~fedsweep.figures.scenario.plot_scenario`, and ``links.png`` where
+    not all talked with the server alone.
 
     Args:
         folder: A run folder.
@@ -37,6 +39,8 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
     if (folder / CLIENTS).is_file():
         drawn.append(into / "partition.png")
         plot_partition(RunFolder(folder).read_clients().column("label_counts").to_pylist(), drawn[-1])
+    if plot_links(folder, into / LINKS_PICTURE):
+        drawn.append(into / LINKS_PICTURE)
     return drawn + plot_scenario(folder, into)
 
 

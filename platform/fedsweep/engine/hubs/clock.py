@@ -26,7 +26,7 @@ class HubClock:
         prices: Of its work.
 
     Attributes:
-        times: Virtual seconds at which hubs had their present models; of others the round's start.
+        times: Virtual seconds at which hubs got other models in the round.
         end: Virtual seconds at which the last one had.
     """
 
@@ -40,8 +40,9 @@ class HubClock:
         self._taken = dict.fromkeys(context.cohort, 0)
 
     def at(self, hub: int) -> float:
-        """Return virtual seconds at which a hub had its present model."""
-        return self.times.get(hub, self._context.hub_times.get(hub, self._context.clock))
+        """Return virtual seconds at which a hub had its present model; the server has it when the round begins."""
+        first = self._context.clock if hub == SERVER else 0.0
+        return self.times.get(hub, self._context.hub_times.get(hub, first))
 
     def pass_through(self, point: SyncPoint) -> None:
         """Go through a sync point."""
@@ -74,8 +75,10 @@ class HubClock:
         return leg_time(leg, self._context, self._prices).total_s
 
     def _merged_at(self, merge: Merge, through: Mapping[int, float]) -> float:
-        moments = [self.at(hub) + self._joint_s(hub, merge.hub) for hub in merge.hubs]
-        received = 0
+        # A client asks for models of other hubs when it has trained.
+        asked_at = self._trained.get(merge.hub, 0.0)
+        moments = [max(self.at(hub), asked_at) + self._joint_s(hub, merge.hub) for hub in merge.hubs]
+        received = sum(8 * self._bytes(hub) for hub in merge.hubs if hub >= 0 and self._graph_link is None)
         for client in merge.clients:
             # Whoever merges its own model has sent it first.
             is_own = client == merge.hub
@@ -92,7 +95,10 @@ class HubClock:
         return last + client_time(device, steps=0, flops=0, bits_down=received, bits_up=0).download_s
 
     def _joint_s(self, hub: int, other: int) -> float:
-        """Return seconds of the whole model between an edge server and the server."""
+        """Return seconds of the model of a hub until it is at another: of a client's upload, or of a joint link."""
+        if hub >= 0:
+            link = self._graph_link
+            return self._upload_s(hub, 1) if link is None else link.latency_s + 8 * self._bytes(hub) / link.bits_per_s
         if self._tree_link is None or SERVER not in (hub, other):
             return 0.0
         return self._tree_link.latency_s + 8 * self._bytes(SERVER) / self._tree_link.bits_per_s
@@ -121,4 +127,5 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
     clock = HubClock(context, prices)
     for point in points:
         clock.pass_through(point)
-    return clock.end, {hub: time for hub, time in sorted(clock.times.items()) if hub != SERVER}
+    times = {**context.hub_times, **clock.times}
+    return clock.end, {hub: time for hub, time in sorted(times.items()) if hub != SERVER}

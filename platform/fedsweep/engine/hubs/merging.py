@@ -66,6 +66,12 @@ class HubMerger:
                 self.models[merge.hub] = HubModel(vector=mean, num_samples=samples)
         return vector
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Columns of a round: how far the clients' own models are from their mean, where they have some."""
+        own = [model.vector for hub, model in self.models.items() if hub >= 0]
+        return {"consensus_distance": consensus_distance(own, self._layout)} if own else {}
+
     def started_from(self, point: SyncPoint, server: Tensor) -> dict[int, Tensor]:
         """Return the models [V] of other hubs than the server that a sync point's jobs start from, by hub."""
         return {job.model: self.at(job.model, server) for job in point.start if job.model != SERVER}
