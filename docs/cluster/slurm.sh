@@ -10,8 +10,8 @@
 # limit: five minutes before it fedsweep is told (USR1), writes a checkpoint and ends.
 #
 # Needs on every node: the same Python environment (here .venv in the folder of the submission, or FEDSWEEP_VENV) and
-# the same home folder, where Ray's token lies. The data set is read by the first node alone. A sweep's output folder
-# must be on storage that all nodes share. Modules of your own are found in the folder of the submission.
+# the same home folder, where Ray's token lies. The data set is read, and the
+# output folder written, by the first node alone. Modules of your own are found in the folder of the submission.
 #SBATCH --job-name=fedsweep
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

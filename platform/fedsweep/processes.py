@@ -80,26 +80,34 @@ def look_here_last() -> None:
 def begin_worker() -> None:
     """Have a worker of a cluster look in the driver's folders last, before it reads anything of the run.
 
-    It works in the driver's working folder, the last of them, where its node has that.
+    It works in the driver's working folder, the last of them, where its node has that; elsewhere in the job's own,
+    which has the user's modules that were shipped.
     """
     os.environ.update(_ONE_THREAD)
     collect_seldom()
     keep_freed_memory()
-    folders = os.environ.get(_VARIABLE, "").split(os.pathsep)
+    folders = [*os.environ.get(_VARIABLE, "").split(os.pathsep), os.getcwd()]
     with contextlib.suppress(OSError):
-        os.chdir(folders[-1])
+        os.chdir(folders[-2])
     _look_last(folders)
 
 
 @contextlib.contextmanager
-def worker_settings() -> Iterator[dict[str, Any]]:
+def worker_settings(*, ship: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the arguments of ``ray.init`` with which workers find the user's modules, and last.
 
     When a worker gets its first task, Ray would put the driver's working folder first on its path; but not where the
     job brings a working folder of its own (https://github.com/ray-project/ray/pull/63756). So it brings an empty one,
     which Ray has read when ``ray.init`` returns; workers then go to the driver's (:func:`begin_worker`).
+
+    Args:
+        ship: Put the user's modules that this process has imported into it, for nodes without the driver's folder.
     """
     with scratch_folder() as empty:
+        for place, source in (_own_modules() if ship else {}).items():
+            target = empty / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
         variables = {**worker_variables(), **_ONE_THREAD}
         yield {"runtime_env": {"worker_process_setup_hook": HOOK, "env_vars": variables, "working_dir": str(empty)}}
 
@@ -123,6 +131,19 @@ def worker_variables() -> dict[str, str]:
     script = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv and sys.argv[0] else ""
     folders = dict.fromkeys([*([script] if script in sys.path else []), os.getcwd()])
     return {_VARIABLE: os.pathsep.join(folders)}
+
+
+def _own_modules() -> dict[str, str]:
+    """Return the files of modules that were imported from the user's folders, by their places in these."""
+    folders = worker_variables()[_VARIABLE].split(os.pathsep)
+    own: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__file__", None) or ""
+        places = [os.path.join(*name.split(".")) + end for end in (".py", f"{os.sep}__init__.py")]
+        if name.split(".")[0] in ("fedsweep", "__main__") or source.startswith(sys.prefix):
+            continue
+        own |= {place: source for place in places if source in {os.path.join(folder, place) for folder in folders}}
+    return own
 
 
 def _look_last(folders: Iterable[str]) -> None:

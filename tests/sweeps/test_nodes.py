@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +89,69 @@ def models(folder: Path) -> dict[str, str]:
 def logged(store: Path) -> list[tuple[str, int]]:
     with sqlite3.connect(store) as base:
         return base.execute("SELECT run_uuid, step FROM metrics WHERE key = 'train_loss'").fetchall()
+
+
+def hidden_from(node_maker: Callable[[], Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a node for whose processes a folder is another, empty one."""
+    from ray._private import services
+
+    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(folder)], check=False).returncode:
+        pytest.skip("mount namespaces are not allowed here")
+    wrapper = tmp_path / "raylet"
+    wrapper.write_text(
+        f'#!/bin/sh\nexec unshare -rm sh -c \'mount -t tmpfs none {folder} && cd / && exec "$0" "$@"\''
+        f' {services.RAYLET_EXECUTABLE} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(services, "RAYLET_EXECUTABLE", str(wrapper))
+        return node_maker()
+
+
+OWN = "from fedsweep.algorithms.fedprox import fedprox\n\n\ndef mine():\n    return fedprox(mu=0.25)\n"
+
+
+@pytest.fixture
+def head_alone() -> Iterator[Any]:
+    """A head without a CPU, so that trials are played elsewhere."""
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_trials_on_a_node_without_the_folder_come_back_whole(
+    head_alone: Any, tmp_path: Path, tiny: TinySweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "study").mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "lone_method.py").write_text(OWN)
+    node = hidden_from(lambda: head_alone.add_node(num_cpus=1), folder, tmp_path, monkeypatch)
+    head_alone.wait_for_nodes()
+    runtime, method = {"address": head_alone.address}, {"name": "lone_method:mine"}
+    more = {"training": {**LONG, "rounds": 30}, "runtime": runtime, "method": method}
+    config, killed = tiny({"seed": {"grid": [0, 1]}}, more=more), []
+
+    def kill() -> None:
+        for process in processes_on(node, "SweepTrial"):
+            killed.append(process)
+            process.kill()
+
+    with once(lambda: bool([*folder.glob("s/0001*/checkpoints/round-*.json")]), kill):
+        grid = sweep(config, out=folder / "s")
+    assert killed and grid.num_errors == 0
+    assert {name: RunFolder(folder / "s" / name).read_result()["status"] for name in models(folder / "s")} == {
+        "0001-seed=0": "finished",
+        "0002-seed=1": "finished",
+    }
+    assert models(folder / "s") == undisturbed(folder / "s", tmp_path / "alone")
 
 
 def test_a_node_that_is_killed_in_a_sweep_changes_no_model(

@@ -163,13 +163,13 @@ def test_flops_as_a_resource_are_added_up(tmp_path: Path, entry_of: Callable[...
 
 def test_a_trials_process_goes_by_the_commit_and_the_umask_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedsweep.runs import facts
-    from fedsweep.sweeps.trainable import SweepTrial
+    from fedsweep.sweeps.trainable import Driver, SweepTrial
 
     monkeypatch.setattr(facts, "_told", {})
     monkeypatch.setattr(SweepTrial, "_begin", lambda self, config: None)
     before = os.umask(0o077)
     try:
-        object.__new__(SweepTrial).setup({}, umask=0o027, git_commit="abc")
+        object.__new__(SweepTrial).setup({}, driver=Driver(umask=0o027, git_commit="abc"))
         assert facts.run_facts()["git_commit"] == "abc" and os.umask(before) == 0o027
     finally:
         os.umask(before)

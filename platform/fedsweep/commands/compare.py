@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,7 +47,10 @@ def _labels(texts: list[str]) -> dict[str, str]:
 
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders with run folders below them.")
+        list[str],
+        typer.Argument(
+            metavar="DIR...", help="Run folders, or folders with run folders below them; paths or addresses."
+        ),
     ],
     by: Annotated[
         By,
@@ -113,31 +115,35 @@ def compare(
     from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.reports.setting_table import TableStyle
     from fedsweep.results.settings import group_settings, remarks
+    from fedsweep.tracking.remote_folder import read_from
 
     if plot is not None:
         from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
-    runs, console = compared_runs(folders, only=only or ()), make_console()
-    style = TableStyle(
-        rows=parse_names(rows),
-        columns=parse_names(columns),
-        figures=parse_names(y),
-        sort=sort,
-        top=top,
-        interval=interval,
-        labels=_labels(label or []),
-    )
-    print_comparison(runs, console, by=by, form=form, style=style)
-    if form is Form.TEXT:
-        diverged = [f"{run.label}, seed {run.view.seed}: {run.view.divergence}" for run in runs if run.view.divergence]
-        for text in (*diverged, *remarks(runs, group_settings(runs))):
-            note(f"note: {text}")
-    if plot is not None:
-        from fedsweep.figures.study import plot_runs
-        from fedsweep.results.worlds import LayoutKeys
+    with read_from(folders) as places:
+        runs, console = compared_runs(places, only=only or ()), make_console()
+        style = TableStyle(
+            rows=parse_names(rows),
+            columns=parse_names(columns),
+            figures=parse_names(y),
+            sort=sort,
+            top=top,
+            interval=interval,
+            labels=_labels(label or []),
+        )
+        print_comparison(runs, console, by=by, form=form, style=style)
+        if form is Form.TEXT:
+            diverged = [
+                f"{run.label}, seed {run.view.seed}: {run.view.divergence}" for run in runs if run.view.divergence
+            ]
+            for text in (*diverged, *remarks(runs, group_settings(runs))):
+                note(f"note: {text}")
+        if plot is not None:
+            from fedsweep.figures.study import plot_runs
+            from fedsweep.results.worlds import LayoutKeys
 
-        up = (style.figures or ["acc"])[0]
-        keys = LayoutKeys(rows=style.rows, columns=style.columns)
-        plot_runs(runs, plot, x=x or "bytes", y=up, keys=keys, called=style.called)
-        (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")
+            up = (style.figures or ["acc"])[0]
+            keys = LayoutKeys(rows=style.rows, columns=style.columns)
+            plot_runs(runs, plot, x=x or "bytes", y=up, keys=keys, called=style.called)
+            (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

@@ -22,7 +22,7 @@ def report(
         list[str],
         typer.Argument(
             metavar="DIR_OR_EXPERIMENT...",
-            help="Run folders, folders with run folders below them, or names of MLflow experiments.",
+            help="Run folders, or folders with some below them (paths or addresses); or names of MLflow experiments.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page; an earlier report is replaced.")],
@@ -67,10 +67,12 @@ def report(
     from fedsweep.results.texts import bytes_text
     from fedsweep.results.worlds import LayoutKeys
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
+    from fedsweep.tracking.remote_folder import read_from
 
     store = resolve_uri(uri, out=local_store())
     keys = LayoutKeys(rows=parse_names(rows), columns=parse_names(columns))
-    written = write_report(sources, out, uri=store, overwrite=overwrite, script=script, keys=keys)
+    with read_from(sources) as places:
+        written = write_report(places, out, uri=store, overwrite=overwrite, script=script, keys=keys)
     for text in written.notes:
         note(f"note: {text}")
     runs = f"{written.num_runs} run{'' if written.num_runs == 1 else 's'}"

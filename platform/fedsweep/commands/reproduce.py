@@ -16,6 +16,7 @@ from fedsweep.commands.terminal.options import (
     Dashboard,
     DryRun,
     Fresh,
+    Out,
     Overrides,
     Overwrite,
     Quiet,
@@ -72,10 +73,7 @@ def reproduce(
         typer.Option("--seeds", metavar="SEEDS", help="Seeds in place of the scale's own, e.g. 0-4 or 0,3,7."),
     ] = None,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="The folder. [dim]runs/<paper>-<table>-<scale>-<timestamp>[/dim]"),
-    ] = None,
+    out: Out = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", metavar="", help="Go on with what --out holds; finished cells are not run again."),
@@ -114,35 +112,37 @@ def reproduce(
     from fedsweep.reproduce.reproduction import TableRequest
     from fedsweep.reproduce.task import begin
     from fedsweep.sweeps.sweep_folder import SweepFolder
+    from fedsweep.tracking.remote_folder import worked_on
 
-    folder = SweepFolder(out) if out is not None else None
-    if table is None:
-        request = _begun(folder, options=(scale, rows, columns, seeds, overrides, runs_from), resume=resume)
-    else:
-        request = TableRequest(
-            table=table,
-            scale=scale or ("full" if costs_only else read_table(table).default_scale),
-            rows=rows,
-            columns=columns,
-            seeds=None if not seeds else tuple(parse_seeds(",".join(seeds))),
-            overrides=tuple(overrides or ()),
-            runs_from=tuple(map(str, runs_from or ())),
+    with worked_on(out, going_on=resume or overwrite, dry=dry_run) as place:
+        folder = SweepFolder(place) if place is not None else None
+        if table is None:
+            request = _begun(folder, options=(scale, rows, columns, seeds, overrides, runs_from), resume=resume)
+        else:
+            request = TableRequest(
+                table=table,
+                scale=scale or ("full" if costs_only else read_table(table).default_scale),
+                rows=rows,
+                columns=columns,
+                seeds=None if not seeds else tuple(parse_seeds(",".join(seeds))),
+                overrides=tuple(overrides or ()),
+                runs_from=tuple(map(str, runs_from or ())),
+            )
+        if within is not None:
+            request = _fitting(request, within, is_free=not (resume or costs_only))
+        task = begin(
+            request,
+            folder,
+            resume=resume,
+            overwrite=overwrite,
+            costs_only=costs_only,
+            allow_changed_code=allow_changed_code,
         )
-    if within is not None:
-        request = _fitting(request, within, is_free=not (resume or costs_only))
-    task = begin(
-        request,
-        folder,
-        resume=resume,
-        overwrite=overwrite,
-        costs_only=costs_only,
-        allow_changed_code=allow_changed_code,
-    )
-    task = replace(task, fresh=fresh)
-    if dry_run:
-        print_dry(task)
-    elif code := make(task, dashboard=dashboard, quiet=quiet):
-        raise typer.Exit(code)
+        task = replace(task, fresh=fresh)
+        if dry_run:
+            print_dry(task)
+        elif code := make(task, dashboard=dashboard, quiet=quiet):
+            raise typer.Exit(code)
 
 
 def _begun(folder: SweepFolder | None, *, options: Sequence[object], resume: bool) -> TableRequest:

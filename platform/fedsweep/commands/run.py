@@ -12,6 +12,7 @@ from fedsweep.commands.terminal.options import (
     AllowChangedCode,
     Dashboard,
     DryRun,
+    Out,
     Overrides,
     Overwrite,
     Quiet,
@@ -40,11 +41,10 @@ def run(
         typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name ([b]fedsweep list presets[/b])."),
     ] = None,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The run's folder. [dim]runs/<name>-<timestamp>[/dim]")
-    ] = None,
+    out: Out = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
+        str | None,
+        typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder, or at this address."),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", metavar="N", min=1, help="With --resume: N rounds in all.")
@@ -63,13 +63,16 @@ def run(
 
     Ctrl-C writes a checkpoint first; [b]--resume[/b] goes on from there to the same result as an unbroken run.
     """
+    from fedsweep.tracking.remote_folder import worked_on
+
     if resume is not None:
         excluded: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
         excluded |= {"--overwrite": overwrite, "--dry-run": dry_run}
         if both := [name for name, value in excluded.items() if value]:
-            raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
+            raise ConfigError(f"--resume and {both[0]} exclude each other: the run's config.yaml says it all")
         flags = {"allow_changed_code": allow_changed_code, "dashboard": dashboard, "quiet": quiet}
-        _resume(resume, rounds=rounds, **flags)
+        with worked_on(resume, going_on=True) as folder:
+            _resume(folder, rounds=rounds, **flags)
         return
     if allow_changed_code:
         raise ConfigError("--allow-changed-code goes with --resume DIR")
@@ -86,23 +89,27 @@ def run(
     from fedsweep.runs.default_folder import default_folder
 
     loaded = load_config(config, overrides or [])
-    folder = (out or default_folder(loaded)).expanduser().absolute()
-    if dry_run:
-        _try_dry(loaded, folder, overwrite=overwrite)
-    else:
-        play(loaded, folder, PlayOptions(overwrite=overwrite, dashboard=dashboard, quiet=quiet))
+    with worked_on(out or default_folder(loaded), going_on=overwrite, dry=dry_run) as folder:
+        folder = folder.expanduser().absolute()
+        if dry_run:
+            _try_dry(loaded, folder, overwrite=overwrite)
+        else:
+            play(loaded, folder, PlayOptions(overwrite=overwrite, dashboard=dashboard, quiet=quiet))
 
 
-def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path | None, **settings: Any) -> None:
+def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: str | None, **settings: Any) -> None:
     """Run a configuration once for each seed, as a sweep over the seed alone."""
     from fedsweep.commands.sweep import Asked, begin
     from fedsweep.config.load import load_config
+    from fedsweep.runs.default_folder import default_folder
     from fedsweep.sweeps.sweep_folder import SweepFolder
+    from fedsweep.tracking.remote_folder import worked_on
 
     tree = dict(load_config(config, overrides).given)
     tree["sweep"] = {"space": {"seed": {"grid": parse_seeds(seeds)}}}
-    folder = SweepFolder(out) if out is not None else None
-    begin(load_config(tree), folder, Asked(**settings))
+    loaded = load_config(tree)
+    with worked_on(out or default_folder(loaded), going_on=settings["overwrite"], dry=settings["dry_run"]) as folder:
+        begin(loaded, SweepFolder(folder), Asked(**settings))
 
 
 def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:

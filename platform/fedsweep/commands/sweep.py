@@ -14,6 +14,7 @@ from fedsweep.commands.terminal.options import (
     AllowChangedCode,
     Dashboard,
     DryRun,
+    Out,
     Overrides,
     Overwrite,
     Quiet,
@@ -44,9 +45,7 @@ def sweep(
         typer.Argument(metavar="CONFIG", help="A YAML file or a preset's name; may be left out with --resume."),
     ] = None,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The sweep's folder. [dim]runs/<name>-<timestamp>[/dim]")
-    ] = None,
+    out: Out = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", metavar="", help="Go on with the sweep in --out; finished trials are not run again."),
@@ -75,6 +74,7 @@ def sweep(
     A trial that breaks down is tried again from its last checkpoint; the exit code is 1 where one failed in the end.
     """
     from fedsweep.sweeps.sweep_folder import SweepFolder
+    from fedsweep.tracking.remote_folder import worked_on
 
     if resume and (out is None or overwrite):
         raise ConfigError("--resume goes on with the sweep in --out DIR; give that, and no --overwrite")
@@ -82,7 +82,6 @@ def sweep(
         raise ConfigError(
             "--extend adds CONFIG's trials to the sweep in --out DIR; give both, and neither --resume nor --overwrite"
         )
-    folder = SweepFolder(out) if out is not None else None
     options = Asked(
         resume=resume,
         extend=extend,
@@ -93,7 +92,9 @@ def sweep(
         dashboard=dashboard,
         quiet=quiet,
     )
-    begin(_load(config, overrides or [], folder, resume=resume), folder, options)
+    with worked_on(out, going_on=resume or extend or overwrite, dry=dry_run) as place:
+        folder = SweepFolder(place) if place is not None else None
+        begin(_load(config, overrides or [], folder, resume=resume), folder, options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ def _join(ray: Any, address: str) -> None:
         _check_listening(address, host, port)
     until = time.monotonic() + _JOIN_TIMEOUT_S
     try:
-        with worker_settings() as settings:
+        with worker_settings(ship=True) as settings:
             # Asked without a token, or with a wrong one, Ray asks again and again.
             watched_call(
                 lambda: _connect(ray, address, settings),

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -31,16 +31,35 @@ from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.facts import tell_commit
+from fedsweep.runs.mirror import Mirror
 from fedsweep.runs.sources import Sources
+from fedsweep.sweeps.driver_disk import DriverDisk
 from fedsweep.sweeps.prepared_trial import dataset_key, overlaid
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL
-from fedsweep.sweeps.trial import FATAL, ActiveTrial, TrialSpec
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FATAL, ActiveTrial, TrialSpec
 
 SPEC, SHARE, VALUES = "spec", "share", "values"
 FATAL_MARK = "fatal"
 Specs = Sequence[Mapping[str, Any]]
 _CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """The driver's side of what trials are played with.
+
+    Attributes:
+        umask: The driver's.
+        git_commit: That of the driver's fedsweep.
+        sources: The driver's.
+        disk: The way to the sweep's folder where a node may not have it.
+    """
+
+    umask: int = 0o077
+    git_commit: str | None = None
+    sources: Sources = field(default_factory=dict)
+    disk: DriverDisk | None = None
 
 
 class SweepTrial(tune.Trainable):
@@ -50,10 +69,8 @@ class SweepTrial(tune.Trainable):
         self,
         config: dict[str, Any],
         datasets: Mapping[str, Any] | None = None,
-        umask: int = 0o077,
-        git_commit: str | None = None,
         specs: Specs = (),
-        sources: Sources = MappingProxyType({}),
+        driver: Driver | None = None,
     ) -> None:
         """Begin a process with its first trial; its files are as readable as the driver's.
 
@@ -61,14 +78,14 @@ class SweepTrial(tune.Trainable):
             config: See the class.
             datasets: References to those that are loaded already, by
                 :func:`~fedsweep.sweeps.prepared_trial.dataset_key`.
-            umask: The driver's.
-            git_commit: That of the driver's fedsweep.
             specs: Where a scheduler copies configurations from trial to trial: each trial's own, in their order.
-            sources: The driver's.
+            driver: Who began the sweep.
         """
-        os.umask(umask)
-        tell_commit(git_commit)
-        self._specs, self._sources = specs, sources
+        driver = driver or Driver()
+        os.umask(driver.umask)
+        tell_commit(driver.git_commit)
+        self._specs, self._sources, self._disk = specs, driver.sources, driver.disk
+        self._away: Away | None = None
         self._metrics: RayMetrics | None = None
         self._datasets = datasets or {}
         self._failure: Exception | None = None
@@ -94,10 +111,13 @@ class SweepTrial(tune.Trainable):
             # One more report, so that the driver knows that trying again is no use; then the error itself.
             self._failure = error
             return {**self._active.last_report(), FATAL_MARK: True}
+        finally:
+            self._send()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Give Tune the run's own newest checkpoint, for a trial that is to go on from it."""
         self._active.save()
+        self._send()
         source = self._active.folder / _CHECKPOINTS
         if source.is_dir():
             shutil.copytree(source, Path(checkpoint_dir) / _CHECKPOINTS)
@@ -107,16 +127,17 @@ class SweepTrial(tune.Trainable):
         source = Path(str(checkpoint_dir)) / _CHECKPOINTS
         if not source.is_dir():
             return
-        self._active.end_early()
+        self._end_early()
         target = self._active.folder / _CHECKPOINTS
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target)
+        self._send()
         self._active = self._begin(self._described)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take over another trial in this process, or its own with other values."""
-        self._active.end_early()
+        self._end_early()
         self._failure = None
         self._active = self._begin(new_config)
         return True
@@ -127,7 +148,20 @@ class SweepTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         """End the trial, or put it away where the whole sweep is interrupted."""
+        self._end_early()
+        if self._away is not None:
+            self._away.leave()
+
+    def _end_early(self) -> None:
+        if self._away is not None:
+            self._away.mirror.pull_file(ENDED_BY_SCHEDULER)
         self._active.end_early()
+        self._send()
+
+    def _send(self) -> None:
+        """Bring what the trial has written to the driver's node, where this is another."""
+        if self._away is not None:
+            self._away.mirror.push()
 
     def _show(self, report: Mapping[str, Any]) -> None:
         """Show a report on Ray's metrics endpoint; a trial that has finished before has nothing to show."""
@@ -157,6 +191,12 @@ class SweepTrial(tune.Trainable):
         if spec.config_hash is not None:
             # The scheduler changes values on the way.
             spec = replace(spec, config_tree=overlaid(spec.config_tree, described[VALUES]))
+        if self._away is not None:
+            self._away.leave()
+        self._away = None
+        if self._disk is not None and not self._disk.is_here():
+            self._away = Away.of(spec.folder, self._disk, near=Path(self.logdir))
+            spec = replace(spec, folder=self._away.folder)
         share = Share(**described[SHARE])
         make_session = session_in_group if share.actors else open_session
         return ActiveTrial(spec, self._find_dataset, make_session, self._sources)
@@ -164,6 +204,35 @@ class SweepTrial(tune.Trainable):
     def _find_dataset(self, config: Config) -> Any:
         reference = self._datasets.get(dataset_key(config))
         return None if reference is None else ray.get(reference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Away:
+    """The place of a trial on a node that does not see the sweep's folder.
+
+    Attributes:
+        folder: The trial's folder here; what the driver's node has of it has been brought.
+        mirror: Brings what is written there to the driver's node.
+        top: Made for this trial, and removed after it.
+    """
+
+    folder: Path
+    mirror: Mirror
+    top: Path
+
+    @classmethod
+    def of(cls, folder: Path, disk: DriverDisk, *, near: Path) -> Away:
+        """Make it for a trial whose folder on the driver's node is given, among what Ray has on this one."""
+        top = Path(tempfile.mkdtemp(prefix="fedsweep-trial-", dir=near))
+        here = top / folder.parent.name / folder.name  # messages and metrics name a trial by its last two
+        here.mkdir(parents=True)
+        mirror = Mirror(here, disk.files(), str(folder))
+        mirror.pull()
+        return cls(folder=here, mirror=mirror, top=top)
+
+    def leave(self) -> None:
+        """Remove it; the driver's node has everything."""
+        shutil.rmtree(self.top, ignore_errors=True)
 
 
 def place_of(trial_id: str) -> int:

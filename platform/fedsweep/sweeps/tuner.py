@@ -40,6 +40,7 @@ from fedsweep.tracking.terminal.sweep_progress import SweepProgress, TrialState
 if TYPE_CHECKING:
     from ray.tune import ResultGrid
 
+    from fedsweep.sweeps.driver_disk import DriverDisk
     from fedsweep.sweeps.tune_callback import Watcher
     from fedsweep.tracking.mlflow_sweep import SweepTracker
 
@@ -97,7 +98,16 @@ def run_sweep(
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
         elif prepared.folder.read_plan().config_tree.get("sweep") != prepared.plan.config_tree.get("sweep"):
             prepared.folder.extend(prepared.plan, config_yaml=config.to_yaml())
-        return _tracked(prepared, tracker, lambda: (_tune(prepared, progress, tracker), _conclude(prepared)))
+        with _disk_for(prepared, ray) as disk:
+            return _tracked(prepared, tracker, lambda: (_tune(prepared, progress, tracker, disk), _conclude(prepared)))
+
+
+def _disk_for(prepared: PreparedSweep, ray: Any) -> contextlib.AbstractContextManager[DriverDisk | None]:
+    """Serve the sweep's folder where there are other nodes, or may come."""
+    from fedsweep.sweeps.driver_disk import served_disk
+
+    is_alone = prepared.config.runtime.address is None and len(ray.nodes()) == 1
+    return contextlib.nullcontext() if is_alone else served_disk(prepared.folder.path)
 
 
 def _conclude(prepared: PreparedSweep) -> Summary:
@@ -138,7 +148,9 @@ def log_rest(prepared: PreparedSweep) -> Summary:
 # -- Ray Tune ----------------------------------------------------------------------------------------------------------
 
 
-def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracker | None) -> ResultGrid:
+def _tune(
+    prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracker | None, disk: DriverDisk | None
+) -> ResultGrid:
     from fedsweep.sweeps.tune_callback import Watcher
 
     order = prepared.in_order if prepared.config.sweep.scheduler == "pbt" else []
@@ -147,7 +159,7 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     for entry in prepared.entries:
         _announce(prepared, entry, watcher=watcher, progress=progress)
     interrupted = threading.Event()
-    make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted)
+    make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted, disk=disk)
     # At Ctrl-C, Tune is asked to put all trials away.
     is_ours = prepared.config.runtime.address is None
     with uncounted_callbacks(), plain_trials() if is_ours else contextlib.nullcontext():
@@ -169,7 +181,12 @@ def _announce(prepared: PreparedSweep, entry: PreparedTrial, *, watcher: Watcher
 
 
 def _make_tuner(
-    prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress, interrupted: threading.Event
+    prepared: PreparedSweep,
+    watcher: Watcher,
+    *,
+    progress: SweepProgress,
+    interrupted: threading.Event,
+    disk: DriverDisk | None,
 ) -> Any:
     from ray import tune
     from ray.tune.logger import JsonLoggerCallback
@@ -189,12 +206,13 @@ def _make_tuner(
         space = {TRIAL: tune.grid_search(described)}
         own = [one["spec"] for one in described] if prepared.config.sweep.scheduler == "pbt" else []
     return tune.Tuner(
-        _trainable(prepared, own),
+        _trainable(prepared, own, disk),
         param_space=space,
         tune_config=_tune_config(prepared, search, count),
         run_config=tune.RunConfig(
             name=time.strftime("tune-%Y%m%d-%H%M%S"),
             storage_path=str(prepared.folder.path / TUNE),
+            storage_filesystem=None if disk is None else disk.files(),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             callbacks=[watcher, JsonLoggerCallback()],
             stop=_make_stopper(interrupted, prepared.clock),
@@ -203,18 +221,20 @@ def _make_tuner(
     )
 
 
-def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any:
+def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]], disk: DriverDisk | None) -> Any:
     """Make the trials' class with what they all need; Ray's dashboard and lists of processes show its own name."""
     import ray
     from ray import tune
 
-    from fedsweep.sweeps.trainable import SweepTrial
+    from fedsweep.sweeps.trainable import Driver, SweepTrial
 
     # In a mapping they reach a trial as references, so that it fetches what it needs.
     datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
     # Ray's processes start in a folder and with a umask of their own; trials are the user's, from where this runs.
-    here = {"umask": present_umask(), "git_commit": run_facts()["git_commit"], "sources": prepared.sources}
-    made = tune.with_parameters(SweepTrial, datasets=datasets, specs=own, **here)
+    driver = Driver(
+        umask=present_umask(), git_commit=run_facts()["git_commit"], sources=dict(prepared.sources), disk=disk
+    )
+    made = tune.with_parameters(SweepTrial, datasets=datasets, specs=own, driver=driver)
     made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
     return made
 

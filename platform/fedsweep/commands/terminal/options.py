@@ -23,6 +23,15 @@ Overrides = Annotated[
         help="Set a dotted key to a YAML value; may be repeated, and of the same key the last one wins.",
     ),
 ]
+# A path or an address: as paths, addresses would lose a slash.
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="The folder, or an address as [b]s3://bucket/name[/b]. [dim]runs/<name>-<timestamp>[/dim]",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what --out holds.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", metavar="", help="Check everything, print what would be done, write nothing.")

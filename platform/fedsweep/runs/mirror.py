@@ -1,0 +1,205 @@
+"""A folder's copy on another file system, which follows the folder: what changed is sent, what is gone is removed.
+
+Whenever a copy breaks off, the checkpoints that were there before are whole: the objects that a checkpoint names go
+before it, and are removed after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from fedsweep.errors import DataError
+from fedsweep.runs.files import TEMPORARY, atomic_write
+from fedsweep.runs.folder_lock import LOCK
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+# Ray Tune's own, which no other process reads back.
+_NOT_COPIED = frozenset({LOCK, ".tune"})
+# A file that is replaced while it is read is read once more; a run replaces none of them so often.
+_ATTEMPTS = 5
+_OBJECTS, _CHECKPOINTS = "objects", "checkpoints"
+# File systems on which a file that is being written can be seen half; elsewhere it is there when it is whole.
+_SHOWS_HALF_FILES = ("local", "hdfs")
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """The state of a file by which a change shows."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+class Mirror:
+    """Keeps a folder and its copy the same.
+
+    Args:
+        folder: The folder.
+        files: The file system of the copy.
+        base: The copy's path there, without a slash at its end.
+    """
+
+    def __init__(self, folder: Path, files: FileSystem, base: str) -> None:
+        self._folder, self._files, self._base = folder, files, base
+        self._copied: dict[str, _Stamp] = {}
+
+    def pull(self) -> None:
+        """Make the folder what the copy is; objects of checkpoints that are there with their size stay.
+
+        Raises:
+            DataError: A name in the copy leads out of the folder.
+            OSError: The copy cannot be read, or the folder not be written.
+        """
+        sizes = self.listing()
+        for name in set(self._local()) - set(sizes):
+            (self._folder / name).unlink(missing_ok=True)
+        for name, size in sizes.items():
+            path = self._folder / name
+            if not (_is_object(name) and path.is_file() and path.stat().st_size == size):
+                self._fetch(name)
+            self._copied[name] = _stamp(path)
+
+    def pull_file(self, name: str) -> bool:
+        """Bring one file of the copy into the folder; return whether it is there."""
+        try:
+            self._fetch(name)
+        except FileNotFoundError:
+            return False
+        self._copied[name] = _stamp(self._folder / name)
+        return True
+
+    def trust(self) -> None:
+        """Take objects of checkpoints that the copy has with their size for copied, and the rest for old."""
+        local = self._local()
+        for name, size in self.listing().items():
+            is_same = _is_object(name) and name in local and local[name].size == size
+            if is_same or _is_of_checkpoint(name):
+                # One that is not in the folder is known here so that it is removed.
+                self._copied[name] = local[name] if is_same else _Stamp(-1, -1, -1)
+
+    def push(self) -> int:
+        """Make the copy what the folder is; return how many files were sent.
+
+        Raises:
+            OSError: The copy cannot be written.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._push()
+            except _Replaced:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        return 0
+
+    def listing(self) -> dict[str, int]:
+        """Return the sizes of the copy's files by their names, relative with slashes.
+
+        Raises:
+            DataError: A name leads out of the folder.
+            OSError: The copy cannot be read.
+        """
+        from pyarrow.fs import FileSelector, FileType
+
+        selector = FileSelector(self._base, recursive=True, allow_not_found=True)
+        sizes = {}
+        for info in self._files.get_file_info(selector):
+            name = info.path.removeprefix(self._base).lstrip("/")
+            if info.type != FileType.File or _is_left_out(name):
+                continue
+            if ".." in PurePosixPath(name).parts or "\0" in name:
+                raise DataError(f"{info.path}: its name leads out of the folder that it is in")
+            sizes[name] = int(info.size)
+        return sizes
+
+    def _push(self) -> int:
+        local = self._local()
+        changed = sorted((name for name, stamp in local.items() if self._copied.get(name) != stamp), key=_rank)
+        # Manifests as they are now: a later one may name objects that are not on the list.
+        manifests = {name: self._read(name) for name in changed if _is_manifest(name)}
+        for name in changed:
+            data = manifests.get(name)
+            self._send(name, self._read(name) if data is None else data)
+            self._copied[name] = local[name]
+        for name in sorted(set(self._copied) - set(local), key=_rank, reverse=True):
+            with contextlib.suppress(FileNotFoundError):
+                self._files.delete_file(f"{self._base}/{name}")
+            del self._copied[name]
+        return len(changed)
+
+    def _local(self) -> dict[str, _Stamp]:
+        """Return the folder's files; links are no files."""
+        names: dict[str, _Stamp] = {}
+        for place, folders, files in os.walk(self._folder):
+            folders[:] = [name for name in folders if name not in _NOT_COPIED]
+            for file in files:
+                path = Path(place, file)
+                name = path.relative_to(self._folder).as_posix()
+                with contextlib.suppress(FileNotFoundError):
+                    if not _is_left_out(name) and stat.S_ISREG(os.lstat(path).st_mode):
+                        names[name] = _stamp(path)
+        return names
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError as error:
+            raise _Replaced(str(error)) from error
+
+    def _fetch(self, name: str) -> None:
+        with self._files.open_input_stream(f"{self._base}/{name}") as stream:
+            data = stream.read()
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, data)
+
+    def _send(self, name: str, data: bytes) -> None:
+        path = PurePosixPath(self._base, name)
+        if self._files.type_name not in _SHOWS_HALF_FILES:
+            with self._files.open_output_stream(str(path)) as stream:
+                stream.write(data)
+            return
+        self._files.create_dir(str(path.parent))
+        beside = str(path.with_name(f".{path.name}{TEMPORARY}"))
+        with self._files.open_output_stream(beside) as stream:
+            stream.write(data)
+        self._files.move(beside, str(path))
+
+
+class _Replaced(OSError):
+    """A file of the folder went away between being listed and being read."""
+
+
+def _stamp(path: Path) -> _Stamp:
+    status = os.lstat(path)
+    return _Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _is_left_out(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    is_temporary = bool(parts) and parts[-1].startswith(".") and parts[-1].endswith(TEMPORARY)
+    return not parts or is_temporary or not _NOT_COPIED.isdisjoint(parts)
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    return _CHECKPOINTS in PurePosixPath(name).parts[:-1]
+
+
+def _is_object(name: str) -> bool:
+    return PurePosixPath(name).parts[-3:-1] == (_CHECKPOINTS, _OBJECTS)
+
+
+def _is_manifest(name: str) -> bool:
+    return PurePosixPath(name).parts[-2:-1] == (_CHECKPOINTS,)
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """Order what is sent: objects, the rest, and last the manifests that name objects."""
+    return (0 if _is_object(name) else 2 if _is_manifest(name) else 1), name

@@ -1,0 +1,335 @@
+"""Folders with an address, ``s3://bucket/runs/first``: worked on in a folder here, and copied there as they grow.
+
+Whatever pyarrow's file systems open will do: S3 and what speaks its protocol, Google Cloud, Azure, HDFS, and ``file://``
+for a network path. Credentials come from where these libraries look for them, never from the address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
+from fedsweep.errors import ConfigError, FedsweepError, OutputError, ResourceError, RunError
+from fedsweep.processes import scratch_folder
+from fedsweep.runs.files import atomic_write
+from fedsweep.runs.mirror import Mirror
+from fedsweep.runs.run_folder import CONFIG, PLAN
+from fedsweep.tracking.background import BackgroundCall
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+# In the folder and in its copy: who writes both.
+MARK = ".copy.json"
+_LOGGER = logging.getLogger("fedsweep")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_EVERY_S = 2.0
+# How long a file system may be silent, which tries again by itself, before it is given up.
+_SILENT_S, _AT_MOST_S = 60.0, 120.0
+_WAYS_IN = (
+    "for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile in ~/.aws say who asks, and"
+    " ?region=NAME or ?endpoint_override=HOST:PORT&scheme=http behind the address where else"
+)
+_MOST_WORDS = 300
+_Place = str | Path | None
+_T = TypeVar("_T")
+_SECRETS = ("access_key", "secret_key", "password", "token", "credential")
+
+
+def is_address(place: object) -> bool:
+    """Return whether a place is an address and no path."""
+    return isinstance(place, str) and _ADDRESS.match(place) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """A folder on another file system.
+
+    Attributes:
+        address: As the user gave it.
+        files: The file system.
+        base: The folder's path there.
+    """
+
+    address: str
+    files: FileSystem
+    base: str
+
+    @classmethod
+    def at(cls, address: str) -> Remote:
+        """Find the file system of an address; nothing is asked of it yet.
+
+        Raises:
+            ConfigError: The address is wrong, or has a password in it.
+            ResourceError: S3 was asked where a bucket is, and did not answer.
+        """
+        from pyarrow.fs import FileSystem
+
+        parts = urlsplit(address)
+        if "@" in parts.netloc or any(word in key for key, _ in parse_qsl(parts.query) for word in _SECRETS):
+            raise ConfigError(
+                f"{parts.scheme}://...: the address has a user or password in it; leave it out: {_WAYS_IN}"
+            )
+        if not parts.path.strip("/"):
+            place, mark, options = address.partition("?")
+            raise ConfigError(f"{address}: it names no folder; write {place.rstrip('/')}/NAME{mark}{options}")
+        try:
+            files, base = _patient(lambda: FileSystem.from_uri(address))
+        except OSError as error:
+            raise ResourceError(f"{address}: cannot be reached: {_reason(error)}; {_WAYS_IN}") from error
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(f"{address}: no folder can have this address: {_reason(error)}") from error
+        return cls(address=address, files=files, base=base.rstrip("/"))
+
+    @property
+    def here(self) -> Path:
+        """The folder in which it is worked on: below ``runs``, named by the address."""
+        name = re.sub(r"[^\w.=,-]", "_", self.base.rpartition("/")[2])
+        return Path("runs") / f"{name}-{hashlib.sha256(self.address.encode()).hexdigest()[:8]}"
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes; None: there is no such file.
+
+        Raises:
+            ResourceError: It cannot be reached, or not be read.
+        """
+        from pyarrow.fs import FileType
+
+        path = f"{self.base}/{name}"
+
+        def read() -> bytes | None:
+            if self.files.get_file_info(path).type != FileType.File:
+                return None
+            with self.files.open_input_stream(path) as stream:
+                data: bytes = stream.read()
+                return data
+
+        with self._told("read"):
+            return _patient(read)
+
+    def mirror(self, folder: Path) -> Mirror:
+        """Return the pair of a folder and this."""
+        return Mirror(folder, self.files, self.base)
+
+    @contextlib.contextmanager
+    def _told(self, act: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ResourceError) as error:
+            way_in = f"; {_WAYS_IN}" if self.files.type_name == "s3" else ""
+            raise ResourceError(f"{self.address}: cannot be {act}: {_reason(error)}{way_in}") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file.
+
+        Raises:
+            ResourceError: It cannot.
+        """
+
+        def write() -> None:
+            self.files.create_dir(self.base, recursive=True)
+            with self.files.open_output_stream(f"{self.base}/{name}") as stream:
+                stream.write(data)
+
+        with self._told("written"):
+            _patient(write)
+
+    def bring(self, folder: Path) -> None:
+        """Make a folder what this is.
+
+        Raises:
+            ResourceError: It cannot be read.
+        """
+        with self._told("read"):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.mirror(folder).pull()
+
+
+@contextlib.contextmanager
+def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[Any]:
+    """Give the folder of a place to work in; what is written there is copied while the block goes on, and at its end.
+
+    A path is given as it is, unless its folder was worked on for an address before.
+
+    Args:
+        place: A path or an address; None is handed back.
+        going_on: What the place holds is gone on with, added to or replaced.
+        dry: Nothing is written, here or there.
+
+    Yields:
+        The folder; None for None.
+
+    Raises:
+        ConfigError: The address is wrong.
+        OutputError: It holds something already, and is not to be gone on with.
+        ResourceError: It cannot be reached or written; nothing was written.
+        RunError: The end of what was written could not be copied.
+    """
+    if place is None:
+        yield None
+        return
+    address = place if isinstance(place, str) and is_address(place) else _address_of(Path(place))
+    if address is None:
+        yield Path(place)
+        return
+    remote = Remote.at(address)
+    folder = remote.here if is_address(place) else Path(place)
+    if dry:
+        remote.read(MARK)
+        yield folder
+        return
+    writer = _claim(remote, folder, going_on=going_on)
+    copies = _Copies(remote, folder, writer)
+    with copies.following():
+        yield folder
+
+
+@contextlib.contextmanager
+def read_from(places: Iterable[str | Path]) -> Iterator[list[str | Path]]:
+    """Give each place as a path: an address is brought here for as long as the block goes on.
+
+    Raises:
+        OutputError: There is nothing at an address.
+        ResourceError: It cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        paths: list[str | Path] = []
+        for place in places:
+            if not isinstance(place, str) or not is_address(place):
+                paths.append(place)
+                continue
+            remote = Remote.at(place)
+            top = stack.enter_context(scratch_folder())
+            folder = top / (remote.base.rpartition("/")[2] or "run")
+            remote.bring(folder)
+            if not any(folder.iterdir()):
+                raise OutputError(f"{place}: there is nothing at this address")
+            paths.append(folder)
+        yield paths
+
+
+def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
+    """Become the one who writes the address; where another was last, the folder becomes what is there."""
+    there = _writer(remote.read(MARK))
+    begun = [name for name in (PLAN, CONFIG) if remote.read(name) is not None]
+    if begun and not going_on:
+        raise OutputError(
+            f"{remote.address} is in use already ({', '.join(begun)}); go on with --resume, replace it with"
+            " --overwrite, or choose another --out"
+        )
+    mark = folder / MARK
+    here = _writer(read_regular(mark, max_bytes=MOST_TEXT_BYTES)) if mark.is_file() else None
+    if there is not None and there != here:
+        if here is None and folder.exists() and any(folder.iterdir()):
+            raise OutputError(
+                f"{folder} is where {remote.address} is worked on, but holds something else; move it away"
+            )
+        remote.bring(folder)
+    writer = uuid.uuid4().hex
+    data = json.dumps({"address": remote.address, "writer": writer}).encode()
+    remote.write(MARK, data)
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(mark, data)
+    return writer
+
+
+class _Copies:
+    """Copies a folder again and again in a thread, so that nobody waits for it."""
+
+    def __init__(self, remote: Remote, folder: Path, writer: str) -> None:
+        self._remote, self._folder, self._writer = remote, folder, writer
+        self._mirror = remote.mirror(folder)
+        self._is_over = threading.Event()
+        self._has_warned = False
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Copy while the block goes on, and what is left at its end."""
+        thread = threading.Thread(target=self._follow, name="fedsweep-copies", daemon=True)
+        self._mirror.trust()
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join(_AT_MOST_S)
+            if any(path.name != MARK for path in self._folder.iterdir()):
+                self._end()
+            else:
+                self._withdraw()
+
+    def _follow(self) -> None:
+        while not self._is_over.wait(_EVERY_S):
+            try:
+                self._copy()
+                self._has_warned = False
+            except (OSError, FedsweepError) as error:
+                if not self._has_warned:
+                    _LOGGER.warning("%s; the run goes on in %s", _cannot(self._remote, error), self._folder)
+                self._has_warned = True
+
+    def _copy(self) -> None:
+        writer = _writer(self._remote.read(MARK))
+        if writer != self._writer:
+            raise RunError(f"{self._remote.address}: another process writes there now, so nothing is copied any more")
+        self._mirror.push()
+
+    def _withdraw(self) -> None:
+        """Leave no trace where nothing was begun."""
+        with contextlib.suppress(OSError, FedsweepError):
+            self._remote.files.delete_file(f"{self._remote.base}/{MARK}")
+        (self._folder / MARK).unlink()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def _end(self) -> None:
+        try:
+            _patient(self._copy)
+        except (OSError, FedsweepError) as error:
+            raise RunError(
+                f"{_cannot(self._remote, error)}; {self._folder} has everything; --resume with that folder copies it"
+            ) from error
+
+
+def _cannot(remote: Remote, error: Exception) -> str:
+    return f"{remote.address}: cannot be copied to: {_reason(error)}" if isinstance(error, OSError) else str(error)
+
+
+def _address_of(folder: Path) -> str | None:
+    """Return the address for which a folder was worked on."""
+    mark = folder / MARK
+    if not mark.is_file():
+        return None
+    try:
+        address = parse_json(read_regular(mark, max_bytes=MOST_TEXT_BYTES))["address"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutputError(f"{mark}: damaged: {error}") from error
+    return str(address)
+
+
+def _writer(data: bytes | None) -> str | None:
+    if data is None:
+        return None
+    try:
+        return str(parse_json(data)["writer"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _patient(call: Callable[[], _T]) -> _T:
+    return BackgroundCall(call).wait(silent_s=_SILENT_S, at_most_s=_AT_MOST_S)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MOST_WORDS].rstrip(".")

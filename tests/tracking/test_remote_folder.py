@@ -1,0 +1,117 @@
+"""Folders with an address: begun, gone on with elsewhere, read, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsweep.cli import main
+from fedsweep.errors import ConfigError, OutputError, ResourceError, RunError
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.tracking import remote_folder
+from fedsweep.tracking.remote_folder import MARK, read_from, worked_on
+
+TINY = """
+name: tiny
+scenario: {clients: 4, partition: {kind: iid}}
+training: {rounds: 4, cohort_size: 2, local_steps: 1}
+checkpoint: {every: 1}
+tracking: {uri: none}
+"""
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of a folder elsewhere; this process stands in a folder of its own."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return f"file://{tmp_path}/there/study"
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_with_an_address_lies_there_and_goes_on_from_there_on_another_machine(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("tiny.yaml").write_text(TINY)
+    assert main(["run", "tiny.yaml", "--set", "training.rounds=2", "--out", address, "-q"]) == 0
+    there = tmp_path / "there" / "study"
+    assert RunFolder(there).read_result()["rounds"] == 2
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert main(["run", "--resume", address, "--rounds", "4", "-q"]) == 0
+    assert main(["run", str(tmp_path / "here" / "tiny.yaml"), "--out", "alone", "-q"]) == 0
+    alone = RunFolder(Path("alone")).read_result()["model_sha256"]
+    assert RunFolder(there).read_result()["model_sha256"] == alone
+    capsys.readouterr()
+    assert main(["compare", address]) == 0
+    assert "finished" in capsys.readouterr().out
+
+
+def test_a_place_in_use_is_not_written_to_without_being_asked_to(address: str, tmp_path: Path) -> None:
+    with worked_on(address, going_on=False) as folder:
+        (folder / "config.yaml").write_text("x")
+    with pytest.raises(OutputError, match="is in use already"), worked_on(address, going_on=False):
+        pass
+    with worked_on(address, going_on=True) as again:
+        assert again == folder and (again / "config.yaml").read_text() == "x"
+    # The folder knows where it belongs.
+    with worked_on(folder, going_on=True):
+        (folder / "more").write_text("y")
+    assert (tmp_path / "there/study/more").read_text() == "y"
+
+
+def test_where_nothing_was_begun_nothing_is_left(address: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="wrong"), worked_on(address, going_on=False) as folder:
+        raise ConfigError("wrong")
+    assert not folder.exists() and names(tmp_path / "there") == set()
+
+
+def test_who_was_overtaken_copies_no_more(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match="another process writes there now"), worked_on(address, going_on=False) as first:
+        (first / "config.yaml").write_text("old")
+        monkeypatch.chdir(tmp_path)
+        with worked_on(address, going_on=True) as second:
+            (second / "config.yaml").write_text("new")
+    assert (tmp_path / "there/study/config.yaml").read_text() == "new"
+
+
+def test_what_is_gone_in_the_middle_is_said_at_the_end_and_copied_by_the_next(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    with pytest.raises(RunError, match="has everything"), worked_on(address, going_on=False) as folder:
+        (folder / "config.yaml").write_text("x")
+        monkeypatch.setattr(remote_folder.Mirror, "push", lambda self: (_ for _ in ()).throw(OSError("gone")))
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path / "here")
+    with worked_on(folder, going_on=True):
+        pass
+    assert names(there) == {"config.yaml", MARK}
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "words"),
+    [
+        ("s3://bucket", ConfigError, "names no folder"),
+        ("nosuch://x/y", ConfigError, "no folder can have this address"),
+        ("s3://key:geheim@bucket/x", ConfigError, "user or password"),
+        ("s3://bucket/x?secret_key=geheim", ConfigError, "user or password"),
+        ("file:///proc/none/x", ResourceError, "cannot be written"),
+    ],
+)
+def test_a_wrong_address_ends_in_one_line_before_anything_is_written(
+    address: str, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words) as raised, worked_on(address, going_on=False):
+        pass
+    assert "geheim" not in str(raised.value) and list(tmp_path.iterdir()) == []
+
+
+def test_an_address_with_nothing_is_no_run(address: str) -> None:
+    with pytest.raises(OutputError, match="nothing at this address"), read_from([address]):
+        pass
