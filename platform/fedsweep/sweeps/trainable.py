@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fedsweep.config.schema import Config
 from fedsweep.driver.observers import method_name
 from fedsweep.driver.plan import Plan
+from fedsweep.driver.ray_disk import DriverDisk
 from fedsweep.driver.ray_session import fleet_settings
 from fedsweep.driver.run import Session, open_session, session_settings
 from fedsweep.driver.session import RunSession
@@ -33,7 +34,6 @@ from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.facts import tell_commit
 from fedsweep.runs.mirror import Mirror
 from fedsweep.runs.sources import Sources
-from fedsweep.sweeps.driver_disk import DriverDisk
 from fedsweep.sweeps.prepared_trial import dataset_key, overlaid
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL

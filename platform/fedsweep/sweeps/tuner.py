@@ -40,7 +40,7 @@ from fedsweep.tracking.terminal.sweep_progress import SweepProgress, TrialState
 if TYPE_CHECKING:
     from ray.tune import ResultGrid
 
-    from fedsweep.sweeps.driver_disk import DriverDisk
+    from fedsweep.driver.ray_disk import DriverDisk
     from fedsweep.sweeps.tune_callback import Watcher
     from fedsweep.tracking.mlflow_sweep import SweepTracker
 
@@ -104,7 +104,7 @@ def run_sweep(
 
 def _disk_for(prepared: PreparedSweep, ray: Any) -> contextlib.AbstractContextManager[DriverDisk | None]:
     """Serve the sweep's folder where there are other nodes, or may come."""
-    from fedsweep.sweeps.driver_disk import served_disk
+    from fedsweep.driver.ray_disk import served_disk
 
     is_alone = prepared.config.runtime.address is None and len(ray.nodes()) == 1
     return contextlib.nullcontext() if is_alone else served_disk(prepared.folder.path)
