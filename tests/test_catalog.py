@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedsweep.catalog import bind_spec, build_method, method_builder, method_names, resolve
+from fedsweep.catalog import bind_spec, bound, build_method, method_builder, method_names, resolve
 from fedsweep.config.load import load_config
+from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
 
@@ -85,3 +86,13 @@ def test_methods_are_merged_with_their_own_parameters() -> None:
 def test_wrong_method_is_an_error_with_its_reason(spec: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         build_method(spec)
+
+
+def test_a_copy_of_a_configuration_binds_for_itself() -> None:
+    config = Config(method={"name": "fedavg"}, model={"name": "mlp"})
+    bound(config, "method"), bound(config, "model")
+    copy = config.model_copy(update={"method": {"name": "fedprox"}})
+    assert build_method(copy).name == "fedprox" and build_method(config).name == "fedavg"
+    assert copy.bound["model"] is config.bound["model"]
+    del config.bound["model"]
+    assert "model" in copy.bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -14,19 +15,21 @@ import psutil
 import pytest
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.errors import RunError
+from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
+from fedsweep.runs.sources import check_same, shared_sources
 from fedsweep.testing import tiny_experiment
 
 pytestmark = pytest.mark.ray
 
 
-def made(ray: Any, experiment: Experiment, name: str, warnings: list[str]) -> Any:
+def made(ray: Any, experiment: Experiment, name: str, warnings: list[str], **settings_of_fleet: Any) -> Any:
     from fedsweep.fleet.fleet import Vectors
     from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet
 
-    settings = FleetSettings(num_actors=2, name=name, options={"num_cpus": 1}, vectors=Vectors.of(experiment))
+    vectors = Vectors.of(experiment)
+    settings = FleetSettings(num_actors=2, name=name, options={"num_cpus": 1}, vectors=vectors, **settings_of_fleet)
     return RayFleet(ray.put(experiment), settings, warnings.append)
 
 
@@ -63,6 +66,27 @@ def test_one_that_dies_at_once_is_replaced(shared_ray: Any) -> None:
     fleet.close()
 
 
+def test_one_of_other_sources_ends_the_start_with_its_own_sentence(shared_ray: Any) -> None:
+    check = functools.partial(check_same, {**shared_sources({}), "fedsweep/engine": "0"}, {})
+    fleet = made(shared_ray, tiny_experiment(fedavg()), "others", [], check=check)
+    with pytest.raises(
+        ResourceError, match=r"^a client actor on '.*' would train with other sources .* fedsweep/engine"
+    ):
+        fleet.ready()
+    fleet.close()
+
+
+def test_one_whose_own_code_fails_is_not_tried_again(shared_ray: Any) -> None:
+    experiment = tiny_experiment(fedavg())
+    fleet = made(shared_ray, experiment, "broken", [])
+    fleet._actors, fleet._starting = {}, {}
+    fleet._experiment = shared_ray.put("no experiment")
+    fleet._grow([0])
+    with pytest.raises(RunError, match=r"^a client actor could not start: AttributeError: 'str' object has no"):
+        fleet.ready()
+    fleet.close()
+
+
 def test_one_that_dies_again_and_again_ends_the_run(shared_ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = made(shared_ray, tiny_experiment(fedavg()), "again", [])
     grow = fleet._grow
@@ -83,7 +107,7 @@ def test_session_folder_goes_after_a_clean_end_and_stays_after_a_failure() -> No
     code = """
         import sys
         from pathlib import Path
-        from fedsweep.errors import RunError
+        from fedsweep.errors import ResourceError, RunError
         from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
         from fedsweep.fleet.ray_leftovers import dead_sessions, own_sessions
         seen = []

@@ -12,8 +12,17 @@ from pathlib import Path
 import pytest
 
 import fedsweep
-from fedsweep.errors import ConfigError
-from fedsweep.runs.sources import NO_PART, _folders, changes, misfit, own_sources, sources_of
+from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.runs.sources import (
+    NO_PART,
+    _folders,
+    changes,
+    check_same,
+    misfit,
+    own_sources,
+    shared_sources,
+    sources_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = {"name": "lab.other:x", "method": {"merge": [{"name": "lab.methods:shrink"}, {"name": "fedavg"}]}}
@@ -128,3 +137,19 @@ def test_a_result_fits_only_the_same_sources_and_libraries() -> None:
         assert "does not say" in misfit({**result, "sources": damaged}, {"a.py": "1"}, versions)
     many = {f"{number}.py": "1" for number in range(9)}
     assert changes({"fedsweep": "1", **many}, {"fedsweep": "2"}).endswith("3.py and 6 more")
+
+
+def test_an_actor_of_other_sources_is_refused_by_what_differs(lab: Path) -> None:
+    driver = shared_sources(TREE)
+    check_same(driver, TREE)
+    (lab / "lab" / "deep.py").write_text("DEPTH = 2")
+    with pytest.raises(ResourceError, match=r"other sources than this run's: lab/deep\.py; install the same"):
+        check_same(driver, TREE)
+    (lab / "lab" / "deep.py").write_text("DEPTH = 1")
+    with pytest.raises(ResourceError, match=r"sources than this run's: fedsweep/engine; "):
+        check_same({**driver, "fedsweep/engine": "0"}, TREE)
+
+
+def test_what_was_typed_in_is_no_source_that_another_process_could_have(lab: Path) -> None:
+    typed = {**TREE, "model": {"name": "__main__:net"}}
+    assert shared_sources(typed) == shared_sources(TREE)

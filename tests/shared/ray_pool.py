@@ -111,7 +111,7 @@ class PooledFleet(RayFleet):
             host, key = self._pool.host(index), next(_KEYS)
             host.hold.remote(key, self._experiment, index)
             self._actors[index] = Slot(host, key)
-            self._starting[index] = self._actors[index].where.remote()
+            self._starting[index] = self._actors[index].where.remote(self._settings.check)
         self._births += 1
 
     def _find_dead(self) -> list[int]:

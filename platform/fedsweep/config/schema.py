@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import (
@@ -98,6 +99,12 @@ class Config(Section):
         # A configuration without codecs is what it was before there could be any.
         tree: dict[str, Any] = dump(self)
         return {key: value for key, value in tree.items() if key != "communication" or any(value.values())}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Config:
+        """Copy; the catalog binds what was updated anew, and what it binds of the copy is not the original's."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy._bound = {key: item for key, item in self._bound.items() if key.partition(".")[0] not in (update or {})}
+        return copy
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.tree() == other.tree()

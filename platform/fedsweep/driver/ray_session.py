@@ -25,6 +25,7 @@ from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet, start_client
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.fleet.ray_watch import lost_process, shut_down, watched_call
 from fedsweep.runs.folder_lock import write_along
+from fedsweep.runs.sources import Sources, check_same, shared_sources
 
 if TYPE_CHECKING:
     from fedsweep.driver.plan import Plan
@@ -49,7 +50,20 @@ def fleet_settings(plan: Plan, placed: Callable[[int], Mapping[str, Any]] = lamb
         vectors=Vectors.of(plan.experiment, own_gpu=runtime.gpus_per_client >= 1),
         options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
         placed=placed,
+        check=_source_check(plan),
     )
+
+
+def _source_check(plan: Plan) -> Callable[[], None]:
+    """Return the check that actors are of the driver's sources; on its node, only where others began the cluster."""
+    here = None if plan.config.runtime.address is not None else ray.get_runtime_context().get_node_id()
+    tree = plan.config.tree()
+    return functools.partial(_check_sources, shared_sources(tree), tree, here)
+
+
+def _check_sources(driver: Sources, tree: Mapping[str, Any], beside_driver: str | None) -> None:
+    if ray.get_runtime_context().get_node_id() != beside_driver:
+        check_same(driver, tree)
 
 
 class ServerActor(RunSession):

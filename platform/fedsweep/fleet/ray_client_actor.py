@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ class ClientActor:
     def __repr__(self) -> str:
         return f"ClientActor[{self._index}]"
 
-    def where(self) -> tuple[str, int]:
-        """Return the node's id and the process's."""
+    def where(self, check: Callable[[], None]) -> tuple[str, int]:
+        """Return the node's id and the process's, once a check has passed here."""
+        check()
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def ping(self) -> int:

@@ -16,7 +16,7 @@ from ray import exceptions as ray_errors
 from torch import Tensor
 
 from fedsweep.client.messages import Handle, Question, Segment, SegmentReply, Stepping
-from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
+from fedsweep.errors import ClientJobError, FedsweepError, MemoryLost, ResourceError, RunError, WorkerLost
 from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
 from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind
@@ -44,6 +44,7 @@ class FleetSettings:
         begun: The first actors, where they are starting already.
         hang_timeout_s: An actor that does not answer for this long is taken for lost.
         exchange: How they aggregate; see :class:`ActorGroup`.
+        check: Each actor calls it when it has started; what it raises is the run's error.
     """
 
     num_actors: int
@@ -54,6 +55,7 @@ class FleetSettings:
     begun: Sequence[Any] = ()
     hang_timeout_s: float = 60.0
     exchange: ExchangeKind = "auto"
+    check: Callable[[], None] = lambda: None
 
 
 class RayFleet(Fleet):
@@ -83,7 +85,7 @@ class RayFleet(Fleet):
         for index in indices:
             started = begun[index] if begun else None
             self._actors[index] = started or start_client(self._experiment, self._settings, index, births=self._births)
-            self._starting[index] = self._actors[index].where.remote()
+            self._starting[index] = self._actors[index].where.remote(self._settings.check)
         self._births += 1
 
     def ready(self) -> None:
@@ -121,9 +123,12 @@ class RayFleet(Fleet):
         for index, ref in where.items():
             try:
                 self._nodes[index] = ray.get(ref)[0]
+            except ray_errors.RayTaskError as error:
+                raise (error.cause if isinstance(error.cause, Exception) else error) from None
             except ray_errors.RayActorError as error:
-                if error.__cause__ is not None:  # its own code failed, and would again
-                    raise _start_error(error, self._kind_of_start_error) from error
+                if error.actor_init_failed:  # its own code failed, and would again
+                    reason = str(error).strip().splitlines()[-1]
+                    raise self._kind_of_start_error(f"a client actor could not start: {reason}") from error
                 dead.append(index)
         return dead
 
@@ -344,9 +349,3 @@ def _blame(error: Exception) -> tuple[int, int, int]:
     if isinstance(error, ClientJobError):
         return (0, error.step, error.client)
     return (1, 0, 0)
-
-
-def _start_error(error: ray_errors.RayActorError, kind: type[FedsweepError]) -> Exception:
-    cause = error.__cause__ or error
-    text = str(cause).strip().splitlines()[-1]
-    return kind(f"a client actor could not start: {text}") if not isinstance(cause, InputError) else cause

@@ -16,16 +16,17 @@ import importlib.util
 import os
 import re
 import site
+import socket
 import sys
 import sysconfig
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, ResourceError
 
 # Hexadecimal digits by name: a folder of fedsweep's (``fedsweep/engine``) or a file of the user's (``lab/noise.py``).
 Sources = Mapping[str, str]
@@ -66,8 +67,29 @@ def sources_of(tree: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigError: A module was changed after this process had imported it.
     """
-    roots = {name for key, value in tree.items() if key not in _NO_RESULT for name in _modules_named(value)}
-    return {**own_sources(), **_plugin_sources(roots)}
+    return {**own_sources(), **_plugin_sources(_roots(tree))}
+
+
+def shared_sources(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return :func:`sources_of` without what was typed into this session, which travels to other processes by value."""
+    return {**own_sources(), **_plugin_sources(_roots(tree) - {"__main__"})}
+
+
+def check_same(driver: Sources, tree: Mapping[str, Any]) -> None:
+    """Check in another process that it is of the driver's sources, which are its :func:`shared_sources`.
+
+    Raises:
+        ResourceError: They differ.
+    """
+    if others := _differing(driver, shared_sources(tree)):
+        raise ResourceError(
+            f"a client actor on {socket.gethostname()!r} would train with other sources than this run's:"
+            f" {_some(others)}; install the same fedsweep and plug-ins on every node"
+        )
+
+
+def _roots(tree: Mapping[str, Any]) -> set[str]:
+    return {name for key, value in tree.items() if key not in _NO_RESULT for name in _modules_named(value)}
 
 
 @cache
@@ -85,9 +107,18 @@ def changes(before: object, now: Sources) -> str:
     """Describe differences of the sources that a file tells of to those that are here, in words; empty: none."""
     if not isinstance(before, Mapping) or not before:
         return "it does not say of which sources it was made"
-    names = sorted((n for n in {*before, *now} if before.get(n) != now.get(n)), key=lambda n: (_is_own(n), n))
+    names = _differing(before, now)
+    return f"changed since: {_some(names)}" if names else ""
+
+
+def _differing(one: Sources, other: Sources) -> list[str]:
+    """Return names that do not stand for the same in both, the user's own first."""
+    return sorted((n for n in {*one, *other} if one.get(n) != other.get(n)), key=lambda n: (_is_own(n), n))
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"changed since: {', '.join(map(str, names[:_MOST_NAMED]))}{more}" if names else ""
+    return f"{', '.join(map(str, names[:_MOST_NAMED]))}{more}"
 
 
 def misfit(result: Mapping[str, Any], now: Sources, versions: Mapping[str, Any]) -> str:
