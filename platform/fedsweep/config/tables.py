@@ -49,6 +49,7 @@ class Table:
         null_is_default: Whether a parameter that is null keeps its default.
         positional: Whether builders take what the program adds by position, and have no parameters of their own.
         listings: By name, the builders that are made of several others.
+        doors: By a name's beginning, ``module:attribute`` of a function that returns the builder of what follows.
     """
 
     word: str
@@ -59,6 +60,7 @@ class Table:
     null_is_default: bool = False
     positional: bool = False
     listings: Mapping[str, Listing] = field(default_factory=dict)
+    doors: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> Mapping[str, Any]:
         """Return the built-in names."""
@@ -69,7 +71,7 @@ class Table:
         """Return the builder of that name.
 
         Args:
-            name: A built-in name, ``package.module:callable``, or an installed package's entry point.
+            name: A built-in one, ``package.module:callable``, an installed package's entry point, or what a door opens.
 
         Raises:
             ConfigError: There is none; the message gives the nearest name.
@@ -78,6 +80,10 @@ class Table:
             only: Builder = attribute(self.builders)
             return only
         builders = self.names()
+        for beginning, door in self.doors.items():
+            if name.startswith(beginning):
+                opened: Builder = attribute(door)(name.removeprefix(beginning))
+                return opened
         if name not in builders:
             return find_plugin(self.word, name, builders)
         entry = getattr(builders[name], "builder", builders[name])
@@ -159,7 +165,8 @@ TABLES: Mapping[str, Table] = {
         builders="fedsweep.models.registry:MODELS",
         gives="torch.nn:Module",
         selector="name",
-        provided=("input_shape", "num_classes"),
+        provided=("input_shape", "num_classes", "outputs"),
+        doors={"hf:": "fedsweep.models.huggingface:pretrained"},
     ),
     "model.adapter": Table(
         word="adapter",

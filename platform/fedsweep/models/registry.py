@@ -21,6 +21,7 @@ from fedsweep.models.networks.resnet import FeddhadResNet18, ResNet18
 from fedsweep.models.networks.transformer import Transformer
 from fedsweep.models.networks.vit import VitTiny
 from fedsweep.models.user_network import adopt, try_out
+from fedsweep.parameters.signature import signature_of
 from fedsweep.plugins import call_builder
 from fedsweep.streams import Stream
 
@@ -86,8 +87,8 @@ def make_network(
     must draw from it alone (torch's initialisers do): numpy's and Python's generators are not seeded.
 
     Args:
-        builder: Is called with ``input_shape``, ``num_classes`` and the options, and returns a module that maps inputs
-            to logits.
+        builder: Is called with ``input_shape``, ``num_classes`` and the options, and with ``outputs``, a sample's,
+            where it names them; returns a module that maps inputs to logits.
         name: What the configuration calls it; one's own module is adopted as a network.
         options: The model's own options, checked.
         shape: Of what it takes and gives.
@@ -98,8 +99,9 @@ def make_network(
     """
 
     def made() -> object:
+        wanted = {"outputs": shape.wanted} if "outputs" in signature_of(builder) else {}
         with _within_memory(name, options):
-            return builder(input_shape=shape.input_shape, num_classes=shape.num_classes, **options)
+            return builder(input_shape=shape.input_shape, num_classes=shape.num_classes, **wanted, **options)
 
     with _seeded(stream):
         if name not in MODELS:

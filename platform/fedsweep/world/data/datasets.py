@@ -21,6 +21,7 @@ from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.streams import Stream
 from fedsweep.world.data import folder_sets, generated, huggingface, leaf, torchvision_sets
 from fedsweep.world.data.files import default_root
+from fedsweep.world.data.huggingface_source import PREFIX
 from fedsweep.world.data.record import Dataset
 
 __all__ = [
@@ -102,8 +103,8 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
     if image_size is not None and image_size < 1:
         raise ConfigError(f"scenario.image_size must be at least 1 pixel or null, but is {image_size}")
     folder = _root_path(root)
-    if name.startswith(huggingface.PREFIX):
-        return huggingface.load(name.removeprefix(huggingface.PREFIX), download=download, image_size=image_size)
+    if name.startswith(PREFIX):
+        return huggingface.load(name.removeprefix(PREFIX), download=download, image_size=image_size)
     if name in DATASETS:
         dataset = DATASETS[name].load(folder, download=download)
     else:

@@ -46,6 +46,20 @@ def import_torchvision() -> Any:
         ) from error
 
 
+def import_transformers() -> Any:
+    """Return the module ``transformers``.
+
+    Raises:
+        ResourceError: It is not installed.
+    """
+    if importlib.util.find_spec("torchvision") is not None:
+        import_torchvision()  # it is imported there too, and may need help
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise ResourceError("hf: models and texts need transformers: pip install 'fedsweep[hf]'") from error
+
+
 def imports_alone() -> bool:
     """Return whether ``import torchvision`` works in a program that does not go through here."""
     spec = importlib.util.find_spec("torchvision")

@@ -1,0 +1,132 @@
+"""Opens data sets that Hugging Face's ``datasets`` reads, and finds their splits and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsweep.errors import DataError, unknown_name
+from fedsweep.streams import Stream
+
+if TYPE_CHECKING:
+    import datasets
+
+PREFIX = "hf:"
+_OPTIONS = ("image", "label", "writer", "train", "test", "config", "text", "tokenizer", "length", "columns")
+# Readers of tables by their files' ends; beside pictures such files say something else.
+_TABLES = {"csv": "csv", "jsonl": "json", "json": "json"}
+_TEST_SPLITS = ("test", "validation", "valid", "val")
+_LABELS = ("label", "labels", "fine_label", "character")
+_TEST_SHARE = 0.2
+
+
+def read_options(name: str) -> dict[str, str]:
+    """Return what a name says of columns and splits behind its question mark.
+
+    Raises:
+        DataError: An option is unknown.
+    """
+    options = dict(parse_qsl(name.partition("?")[2], keep_blank_values=True))
+    for option in options:
+        if option not in _OPTIONS:
+            raise DataError(f"scenario.dataset {PREFIX}{name}: {unknown_name('option', option, _OPTIONS)}")
+    return options
+
+
+def is_folder(place: str) -> bool:
+    """Return whether a name means a local folder."""
+    return place.startswith((".", "/", "~"))
+
+
+def open_splits(place: str, options: Mapping[str, str], *, download: bool) -> Mapping[str, datasets.Dataset]:
+    """Open a data set's splits by name; no sample is read."""
+    import datasets as library
+
+    if not is_folder(place):
+        local = library.DownloadConfig(local_files_only=not download)
+        return dict(library.load_dataset(place, options.get("config"), download_config=local))
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{PREFIX}{place}: there is no folder {folder}")
+    if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
+        stored = library.load_from_disk(str(folder))
+        return {"train": stored} if isinstance(stored, library.Dataset) else dict(stored)
+    # The reader is named, so that a folder's content can't choose one.
+    reader = "parquet" if any(folder.rglob("*.parquet")) else "imagefolder"
+    if reader != "parquet" and ("text" in options or "columns" in options):
+        reader = next((reader for end, reader in _TABLES.items() if any(folder.rglob(f"*.{end}"))), reader)
+    return dict(library.load_dataset(reader, data_dir=str(folder)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An opened data set, before any sample is read.
+
+    Attributes:
+        name: As it was named.
+        options: What the name says of columns and splits.
+        splits: The library's data sets by name.
+    """
+
+    name: str
+    options: Mapping[str, str]
+    splits: Mapping[str, datasets.Dataset]
+
+    def split(self, role: str, candidates: tuple[str, ...]) -> str | None:
+        """Return the split that has a role, as the user or its name says."""
+        choice = self.options.get(role)
+        if choice is not None and choice not in self.splits:
+            raise DataError(f"{self.name}: {unknown_name('split', choice, list(self.splits))}")
+        return choice or next((split for split in candidates if split in self.splits), None)
+
+    def used(self) -> list[datasets.Dataset]:
+        """Return the training split, and the one for testing where there is one."""
+        train = self.split("train", ("train", *self.splits))
+        if train is None:
+            raise DataError(f"{self.name} holds nothing")
+        test = self.split("test", _TEST_SPLITS)
+        return [self.splits[split] for split in dict.fromkeys((train, test)) if split is not None]
+
+    def named(self, column: str, of: datasets.Dataset) -> str:
+        """Return a column that the user named, and refuse one that is not there."""
+        if column not in of.column_names:
+            raise DataError(f"{self.name}: {unknown_name('column', column, of.column_names)}")
+        return column
+
+    def writers(self, of: datasets.Dataset) -> NDArray[np.int64] | None:
+        """Return each sample's natural client [S], numbered; None where nobody said which column it is."""
+        if (writer := self.options.get("writer")) is None:
+            return None
+        values = np.asarray(of[self.named(writer, of)][:])
+        return np.unique(values, return_inverse=True)[1].reshape(-1)
+
+    def column(self, role: str, of: datasets.Dataset) -> str:
+        """Return the column that has a role."""
+        import datasets as library
+
+        kinds = {"image": library.Image, "label": library.ClassLabel}
+        choice = self.options.get(role)
+        names: list[str] = of.column_names
+        typed = [column for column in names if isinstance(of.features[column], kinds[role])]
+        named = [column for column in names if role == "label" and column in _LABELS]
+        fitting = [column for column in typed if column in named] or typed or named
+        if choice is None and fitting and (len(fitting) == 1 or (role == "label" and fitting[0] in _LABELS)):
+            choice = fitting[0]
+        if choice is None or choice not in names:
+            raise DataError(
+                f"{self.name}: which column is the {role}? Say ?{role}=COLUMN behind the name; there are"
+                f" {', '.join(names)}"
+            )
+        return choice
+
+
+def held_out(count: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which of a data set's samples are for training, and which fifth for testing; the same in every run."""
+    chosen = Stream(("hf-split",)).numpy().random(count) < _TEST_SHARE
+    return ~chosen, chosen

@@ -1,0 +1,117 @@
+"""Texts and rows of numbers of data sets that Hugging Face's ``datasets`` reads.
+
+``hf:FOLDER?text=COLUMN&tokenizer=FOLDER&length=64`` gives ``input_ids`` and ``attention_mask`` [S, T]; with
+``label=COLUMN`` a class or a number is learned of a text, without one the next token. ``hf:FOLDER?columns=A,B&label=Y``
+gives rows [S, F] of numbers, with a class where Y holds integers or names, else a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsweep.errors import DataError
+from fedsweep.world.data.huggingface_source import Source, held_out
+from fedsweep.world.data.record import Array, Dataset, Samples
+from fedsweep.world.data.torchvision_compat import import_transformers
+
+if TYPE_CHECKING:
+    import datasets
+
+_LENGTH, _LONGEST = 64, 65_536
+# A target that counts for nothing: it lies behind a text's end.
+_NOTHING = -100
+_ARRAYS = {"input_ids": np.int32, "attention_mask": np.uint8}
+
+
+def dataset(source: Source) -> Dataset:
+    """Return texts or rows of numbers with what is learned of them.
+
+    Args:
+        source: The data set and the user's options, of which ``text`` or ``columns`` is there.
+
+    Raises:
+        DataError: A column or the tokenizer is not there, or holds something else.
+        ResourceError: The package ``transformers`` is not installed.
+    """
+    used, label = source.used(), source.options.get("label")
+    if "text" not in source.options and label is None:
+        raise DataError(f"{source.name}: which column is learned? Say label=COLUMN behind the name")
+    classes: tuple[str, ...] = ()
+    inputs: list[Any]
+    num_outputs = 0
+    if "text" in source.options:
+        inputs, num_outputs = _texts(source, used)
+    else:
+        inputs = [_rows(source, part) for part in used]
+    if label is None:
+        targets = [_next_tokens(texts) for texts in inputs]
+    else:
+        targets, classes = _labels(source, label, used)
+        num_outputs = len(classes)
+    samples = [Samples(inputs=rows, targets=wanted) for rows, wanted in zip(inputs, targets, strict=True)]
+    samples[0] = replace(samples[0], groups=source.writers(used[0]))
+    if len(samples) == 1:
+        samples = [samples[0].taken(np.flatnonzero(rows)) for rows in held_out(len(samples[0]))]
+    named = () if label is None else classes
+    return Dataset(name=source.name, train=samples[0], test=samples[1], num_classes=num_outputs, class_names=named)
+
+
+def _texts(source: Source, used: list[datasets.Dataset]) -> tuple[list[dict[str, Array]], int]:
+    """Return the texts' ids and masks [S, T], and how many words there are."""
+    length = source.options.get("length", str(_LENGTH))
+    if not length.isascii() or not length.isdigit() or not 2 <= int(length) <= _LONGEST:
+        raise DataError(f"{source.name}: length must be an integer of 2 to {_LONGEST}, but is {length}")
+    if "tokenizer" not in source.options:
+        raise DataError(f"{source.name}: say tokenizer=FOLDER behind the name, a folder with a tokenizer.json")
+    place = Path(source.options["tokenizer"]).expanduser().absolute()
+    if not place.is_dir():
+        raise DataError(f"{source.name}: there is no tokenizer's folder {place}")
+    transformers = import_transformers()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    parts = []
+    for part in used:
+        texts = part[source.named(source.options["text"], part)][:]
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(f"{source.name}: the column {source.options['text']} must hold texts")
+        coded = tokenizer(texts, truncation=True, padding="max_length", max_length=int(length))
+        ids, mask = (np.asarray(coded[name], dtype=kind) for name, kind in _ARRAYS.items())
+        parts.append({"input_ids": ids, "attention_mask": mask})
+    return parts, len(tokenizer)
+
+
+def _next_tokens(texts: dict[str, Array]) -> NDArray[np.int64]:
+    """Return for each position the id behind it; nothing where the text has ended."""
+    ids, mask = texts["input_ids"], texts["attention_mask"]
+    targets = np.full(ids.shape, _NOTHING, dtype=np.int64)
+    targets[:, :-1] = np.where(mask[:, 1:] > 0, ids[:, 1:], _NOTHING)
+    return targets
+
+
+def _rows(source: Source, part: datasets.Dataset) -> NDArray[np.float32]:
+    """Return the chosen columns as rows [S, F]."""
+    columns = []
+    for name in source.options["columns"].split(","):
+        values = np.asarray(part[source.named(name.strip(), part)][:])
+        if values.ndim != 1 or values.dtype.kind not in "buif":
+            raise DataError(f"{source.name}: the column {name.strip()} must hold numbers")
+        columns.append(values.astype(np.float32))
+    return np.stack(columns, axis=1)
+
+
+def _labels(source: Source, column: str, used: list[datasets.Dataset]) -> tuple[list[Array], tuple[str, ...]]:
+    """Return targets [S]: classes with their names, or numbers without."""
+    values = [np.asarray(part[source.named(column, part)][:]) for part in used]
+    names = getattr(used[0].features[column], "names", None)
+    if values[0].dtype.kind == "f":
+        return [part.astype(np.float32) for part in values], ()
+    if names is None:
+        names = np.unique(np.concatenate(values)).tolist()
+        values = [np.searchsorted(names, part) for part in values]
+    return [part.astype(np.int64) for part in values], tuple(map(str, names))
