@@ -70,7 +70,7 @@ def test_the_plan_is_gone_on_by_and_extended_again(tiny: TinySweep, done: Path, 
 
 
 def test_what_can_not_be_extended_is_refused(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="known beforehand"):
+    with pytest.raises(ConfigError, match="trials known beforehand, but"):
         extended(done, tiny({"training.optimizer.lr": {"uniform": [0.1, 0.2]}}, scheduler="pbt", samples=2))
     with pytest.raises(OutputError, match="holds no sweep"):
         extended(tmp_path, tiny(SEEDS))
@@ -114,8 +114,28 @@ def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: P
     assert finished_in([done, done / "0001-seed=0"], prepared) == ({}, {})
     space = {"training.optimizer.lr": {"uniform": [0.1, 0.2]}}
     pbt = prepare(load_config(tiny(space, scheduler="pbt", samples=2)), SweepFolder(tmp_path / "pbt"), resume=False)
-    with pytest.raises(ConfigError, match="known beforehand"):
+    with pytest.raises(ConfigError, match="trials known beforehand, but"):
         finished_in([done], pbt)
     (tmp_path / "empty").mkdir()
     with pytest.raises(OutputError, match="neither a run's folder nor one with runs"):
         finished_in([tmp_path / "empty"], prepared)
+
+
+def test_a_search_begins_with_the_finished_runs_of_its_space(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    methods = {"choice": [{"name": "fedprox", "mu": 0.1}, {"name": "fedavg"}]}
+    space = {"method": methods, "training.optimizer.lr": {"loguniform": [0.01, 0.1]}}
+    search = prepare(
+        load_config(tiny(space, rounds=1, search="optuna", samples=3)), SweepFolder(tmp_path / "s"), resume=False
+    )
+    runs, refused = finished_in([done], search)
+    [entry] = search.entries
+    assert not refused and list(runs) == [search.folder.trial_path(entry.trial)]
+    assert entry.trial.values == {"method": {"name": "fedavg"}, "training.optimizer.lr": 0.05, "seed": 0}
+    take_over(search, runs, begun=False, overwrite=False)
+    assert search.most == 4 and search.outcomes()[1].values is not None and search.spent.trials == 0
+    assert finished_in([done], search)[0] == {} and len(search.entries) == 1
+    other = prepare(
+        load_config(tiny(space, rounds=2, search="optuna", samples=3)), SweepFolder(tmp_path / "t"), resume=False
+    )
+    assert finished_in([done], other) == ({}, {}) and not other.entries

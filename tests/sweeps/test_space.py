@@ -145,7 +145,7 @@ def test_settings_alone_are_a_sweep() -> None:
         ({**SEARCH, "points": [{"seed": 0}]}, "must give each key of sweep.space"),
         ({**SEARCH, "points": [{"training.batch_size": 9}]}, "does not lie in sweep.space.training.batch_size"),
         ({**SEARCH, "space": {"seed": {"choice": [0, 1]}}}, "goes with no sweep.space.seed"),
-        ({"settings": NAMED, "search": "optuna"}, "search=optuna chooses values itself"),
+        ({"settings": NAMED, "scheduler": "pbt"}, "scheduler=pbt chooses values itself"),
         ({"settings": NAMED, "samples": 2}, "vary the seed instead"),
     ],
 )
@@ -194,3 +194,55 @@ def test_progress_shows_the_metric_wherever_ray_tune_has_it(
     progress.round_done("one", {"round": 1, **figures})
     progress.ended("one", "finished", None)
     assert f"one: finished, 1 rounds, {metric} 0.25" in capsys.readouterr().out
+
+
+def test_a_setting_has_keys_of_its_own_beside_the_common_ones() -> None:
+    settings = [
+        {"name": "plain", "set": {"method": {"name": "fedavg"}}},
+        {"name": "prox", "set": {"method": {"name": "fedprox"}}, "space": {"method.mu": {"grid": [0.1, 1.0]}}},
+        {"name": "slow", "space": {"training.optimizer.lr": {"grid": [0.001]}}},
+    ]
+    space = {"training.optimizer.lr": {"grid": [0.01, 0.1]}, "seed": {"grid": [0, 1]}}
+    config = load_config({"sweep": {"space": space, "settings": settings}})
+    check_space(config)
+    labels = [trial.label for trial in list_trials(config) if trial.seed == 0]
+    assert labels == [
+        "plain lr=0.01",
+        "plain lr=0.1",
+        "prox mu=0.1 lr=0.01",
+        "prox mu=0.1 lr=0.1",
+        "prox mu=1 lr=0.01",
+        "prox mu=1 lr=0.1",
+        "slow lr=0.001",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        (
+            {
+                "settings": [
+                    {"name": "a", "set": {"method.mu": 1.0}, "space": {"method": {"grid": [{"name": "fedprox"}]}}}
+                ]
+            },
+            r"'a' sets method.mu, but its own space.method would overwrite",
+        ),
+        (
+            {"search": "optuna", "settings": [{"name": "a", "space": {"method.mu": {"grid": [1.0]}}}]},
+            r"goes with no grid, but sweep.settings 'a': space.method.mu is one",
+        ),
+        ({"search": "optuna", "settings": [{"name": "a", "set": {"seed": 1}}]}, "gives settings seeds itself"),
+        (
+            {
+                "search": "optuna",
+                "settings": [{"name": "left"}, {"name": "right", "set": {"method.mu": 1.0}}],
+                "points": [{"setting": "rigth"}],
+            },
+            r"points\[0\] must name its setting, .*did you mean 'right'",
+        ),
+    ],
+)
+def test_settings_that_say_something_else_than_is_meant_are_refused(sweep: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_space(load_config({"sweep": sweep}))

@@ -133,7 +133,8 @@ def _plain(value: Any, path: tuple[str, ...]) -> Any:
 def _build(tree: dict[str, Any]) -> Config:
     config = _validate(_with_defaults(tree))
     varied: dict[str, Mapping[str, Any]] = {"sweep.space": config.sweep.space}
-    varied |= {f"sweep.settings {setting.name!r}": setting.set for setting in config.sweep.settings}
+    for setting in config.sweep.settings:
+        varied |= {f"sweep.settings {setting.name!r}": {**setting.set, **setting.space}}
     for place, keys in varied.items():
         for key in keys:
             if key.split(".")[0] == "sweep":

@@ -62,7 +62,10 @@ class NamedSetting(Section):
     """One setting of a study, by the name that it has in tables and pictures."""
 
     name: Text = Field(description="What it is called.")
-    set: dict[str, Any] = Field(description="Dotted key -> value, laid over the configuration.")
+    set: dict[str, Any] = Field(default_factory=dict, description="Dotted key -> value, laid over the configuration.")
+    space: dict[str, SpaceEntry] = Field(
+        default_factory=dict, description="Keys that this setting alone varies, laid over sweep.space."
+    )
 
     @field_validator("name")
     @classmethod
@@ -155,7 +158,8 @@ class Sweep(Section):
 
     settings: list[NamedSetting] = Field(
         default_factory=list,
-        description="[{name: FedAvg, set: {method: {name: fedavg}}}, ...]: settings by name; each goes through space.",
+        description="[{name: FedAvg, set: {method: {name: fedavg}}, space: {...}}, ...]: settings by name; each goes"
+        " through space and its own.",
     )
     space: dict[str, SpaceEntry] = Field(
         default_factory=dict, description="Dotted key -> {grid, choice, uniform, loguniform or randint: values}."
@@ -182,7 +186,8 @@ class Sweep(Section):
         default="tpe", description="A search's, of Optuna: estimated densities, a Gaussian process, or at random."
     )
     points: list[dict[str, Any]] = Field(
-        default_factory=list, description="[{KEY: VALUE, ...}, ...]: settings that a search tries first."
+        default_factory=list,
+        description="[{KEY: VALUE, ...}, ...]: tried first by a search; {setting: NAME, ...} of named settings.",
     )
     seeds: Count = Field(default=5, description="A search: the most seeds of a setting, from the key seed upwards.")
     budget: StudyBudget | None = Field(
@@ -194,11 +199,12 @@ class Sweep(Section):
     def _settings_differ(self) -> Sweep:
         columns: Mapping[str, list[Any]] = {
             "are named": [setting.name for setting in self.settings],
-            "set": [setting.set for setting in self.settings],
+            "set": [(setting.set, setting.space) for setting in self.settings],
         }
         for what, values in columns.items():
             if twice := [item for place, item in enumerate(values) if item in values[:place]]:
-                raise ValueError(f"settings must differ, but several {what} {twice[0]!r}")
+                shown = twice[0] if isinstance(twice[0], str) else twice[0][0]
+                raise ValueError(f"settings must differ, but several {what} {shown!r}")
         return self
 
     @field_validator("constraints")

@@ -14,7 +14,15 @@ from fedsweep.sweeps.fairness import notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.reuse import check_code, extended
-from fedsweep.sweeps.space import Trial, check_combination, check_space, draw, list_trials, make_trial, space_keys
+from fedsweep.sweeps.space import (
+    Trial,
+    check_combination,
+    check_space,
+    draw_values,
+    list_trials,
+    make_trial,
+    setting_spaces,
+)
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.tracking.loggers.registry import further_loggers
 from fedsweep.tracking.mlflow_store import resolve_uri
@@ -102,9 +110,10 @@ def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tup
 
 def _sample_trials(config: Config) -> list[Trial]:
     """Return points of a space that only a search will go through, to check it by."""
-    keys = space_keys(config)
-    points = [{key: draw(config, key, sample=number) for key in keys} for number in range(1, _SAMPLE_DRAWS + 1)]
-    return [make_trial(config, n, values) for n, values in enumerate(points, start=1)]
+    parts = setting_spaces(config)
+    draws = range(1, max(1, _SAMPLE_DRAWS // len(parts)) + 1)
+    points = [(part.values(draw_values(config, part, sample=sample)), part.name) for part in parts for sample in draws]
+    return [make_trial(config, n, values, setting=name) for n, (values, name) in enumerate(points, start=1)]
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

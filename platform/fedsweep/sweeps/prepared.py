@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, InputError
-from fedsweep.runs.files import check_no_link
+from fedsweep.runs.files import TAKEN_OVER, check_no_link
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.sources import Sources
@@ -23,12 +23,13 @@ from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.search.proposals import Outcome, Search, read_outcome
-from fedsweep.sweeps.space import canonical, make_trial
+from fedsweep.sweeps.space import SEED, canonical, lies_in, make_trial, setting_spaces
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
+    from fedsweep.config.sweep import SpaceEntry
     from fedsweep.world.data.datasets import Dataset
 
 # What trials must share to be compared one by one, the seed included, in what a trial's process gets.
@@ -88,7 +89,12 @@ class PreparedSweep:
         sweep = self.config.sweep
         if sweep.search != "optuna":
             return len(self.plan.trials)
-        return sweep.samples if sweep.budget is None or "samples" in sweep.model_fields_set else math.inf
+        is_open = sweep.budget is not None and "samples" not in sweep.model_fields_set
+        return math.inf if is_open else sweep.samples + self._num_taken_over
+
+    @functools.cached_property
+    def _num_taken_over(self) -> int:
+        return sum((self.folder.trial_path(entry.trial) / TAKEN_OVER).exists() for entry in self.entries)
 
     @property
     def total(self) -> int:
@@ -114,6 +120,30 @@ class PreparedSweep:
             return planned_spending(entry.config, self.datasets[dataset_key(entry.config)], self.config.sweep.budget)
         except InputError as error:
             raise type(error)(f"trial {entry.trial.number} ({entry.trial.label}): {error}") from None
+
+    def add(self, entry: PreparedTrial) -> None:
+        """Add a trial to a search's."""
+        self.entries.append(entry)
+        self.plan = replace(self.plan, trials=(*self.plan.trials, entry.trial))
+
+    def point_of(self, tree: Mapping[str, Any], key: str) -> PreparedTrial | None:
+        """Return the trial of a search's space that has this configuration, as the next one; None: it has none.
+
+        Args:
+            tree: A resolved configuration.
+            key: Its hash.
+        """
+        for part in setting_spaces(self.config):
+            try:
+                chosen = {name: _chosen(entry, name, tree) for name, entry in part.space.items()}
+                values = {**part.values(chosen), SEED: tree[SEED]}
+                trial = make_trial(self.config, len(self.entries) + 1, values, setting=part.name)
+                entry = make_entry(self.config, trial, uri=self.uri)
+            except (KeyError, TypeError, InputError):
+                continue
+            if entry.user_config.hash() == key:
+                return entry
+        return None
 
     def check_budget(self) -> None:
         """Refuse a budget that has no room for any trial.
@@ -252,3 +282,19 @@ class PreparedSweep:
             return dict(entry.trial.values)
         tree = load_config(path).tree()
         return {key: functools.reduce(operator.getitem, key.split("."), tree) for key in entry.trial.values}
+
+
+def _chosen(entry: SpaceEntry, key: str, tree: Mapping[str, Any]) -> Any:
+    """Return the value of a varied key that a resolved configuration has.
+
+    Raises:
+        KeyError: It has none that the entry stands for.
+    """
+    value = functools.reduce(operator.getitem, key.split("."), tree)
+    if isinstance(value, Mapping) and entry.kind == "choice":
+        # A resolved component has all its parameters, those that were left out, too.
+        like = [one for one in entry.values if isinstance(one, Mapping) and one.items() <= value.items()]
+        value = max(like, key=len, default=value)
+    if not lies_in(entry, value):
+        raise KeyError(key)
+    return value

@@ -6,6 +6,7 @@ of other folders are taken over: copies, or second names of the same files.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -141,17 +142,20 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[P
     versions.
 
     Returns:
-        Folders of trials -> such runs; and runs of the same configuration by other code -> what has changed since.
+        Folders of trials -> such runs; and runs of the same configuration by other code -> what has changed since. A
+        search gets those of its space as trials, whatever sweep they were of.
 
     Raises:
         ConfigError: There are places, but the trials are not known beforehand.
         OutputError: A place is no such folder.
     """
     places = list(places)
-    if places and not is_listed(prepared.config):
+    if places and prepared.config.sweep.scheduler == "pbt":
         raise ConfigError(
-            "--reuse goes with trials that are known beforehand, not with sweep.search=optuna or sweep.scheduler=pbt"
+            "--reuse goes with a search, or trials known beforehand, but sweep.scheduler=pbt changes them on the way"
         )
+    if not is_listed(prepared.config):
+        _begin_warm(places, prepared)
     wanted = {entry.user_config.hash(): entry for entry in prepared.unfinished}
     runs: dict[Path, Path] = {}
     refused: dict[Path, str] = {}
@@ -169,6 +173,17 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[P
             else:
                 runs.setdefault(target, run)
     return runs, refused
+
+
+def _begin_warm(places: Sequence[Path], prepared: PreparedSweep) -> None:
+    """Give a search the trials of its space that have finished at or below the places, of whatever sweep they were."""
+    hashes = {entry.user_config.hash() for entry in prepared.entries}
+    for run in itertools.chain.from_iterable(map(find_runs, places)):
+        if (key := finished_key(run)) is None or key in hashes:
+            continue
+        if (entry := prepared.point_of(load_config(run / CONFIG).tree(), key)) is not None:
+            hashes.add(key)
+            prepared.add(entry)
 
 
 def not_taken(refused: Mapping[Path, str]) -> str:

@@ -21,7 +21,7 @@ from fedsweep.sweeps.budget.spending import Spending
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared import WORLD
 from fedsweep.sweeps.search.proposals import Outcome, Search, read_curve, read_outcome
-from fedsweep.sweeps.space import TRIAL, Trial, space_keys
+from fedsweep.sweeps.space import TRIAL, Trial, setting_spaces
 from fedsweep.sweeps.trial import TESTED, metric_values
 from fedsweep.sweeps.tune_callback import KeptHere
 
@@ -55,7 +55,7 @@ def make_scheduler(prepared: PreparedSweep) -> TrialScheduler | None:
     if kind == "median":
         return MedianStoppingRule(time_attr=RESOURCE, grace_period=max(1, full * _MEDIAN_GRACE), min_samples_required=3)
     if kind == "pbt":
-        entries = {key: config.sweep.space[key] for key in space_keys(config)}
+        entries = setting_spaces(config)[0].space
         # It draws values anew or moves them a little.
         space = {key: [*entry.values] if entry.kind == "choice" else _domain(entry) for key, entry in entries.items()}
         return PopulationBasedTraining(

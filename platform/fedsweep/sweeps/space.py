@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.catalog import build_metrics
 from fedsweep.errors import ConfigError, unknown_name
@@ -31,6 +31,9 @@ _METRICS = (*(c.name for c in ROUND_COLUMNS if c.is_scalar and c.name != "timest
 _BETTER = {"max": "more", "min": "less"}
 _LABEL_CHARACTERS = 90
 _METHOD = "method"
+# The name of a point's setting, among its keys.
+POINT_SETTING = "setting"
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,62 @@ class Trial:
         return canonical({key: value for key, value in self.values.items() if key != SEED})
 
 
+@dataclass(frozen=True, kw_only=True)
+class SettingSpace:
+    """A part of a study's space: one named setting's, or all of it where none is named.
+
+    Attributes:
+        name: The setting's.
+        fixed: Values that all its trials have: dotted key -> value. A key comes before those below it.
+        space: Values that it goes through, likewise.
+    """
+
+    name: str | None
+    fixed: Mapping[str, Any]
+    space: Mapping[str, SpaceEntry]
+
+    @property
+    def num_points(self) -> float:
+        """Number of its trials' settings; infinite where a key has a continuous range."""
+        return math.prod(_num_values(entry) for entry in self.space.values())
+
+    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a trial's values: the fixed ones, and those chosen for the varied keys."""
+        return {**self.fixed, **{key: chosen[key] for key in self.space}}
+
+    def has(self, values: Mapping[str, Any]) -> bool:
+        """Check that a trial's values may be this setting's."""
+        own = {key: value for key, value in values.items() if key != SEED or key in self.space}
+        fixed = {key: value for key, value in own.items() if key not in self.space}
+        return (
+            own.keys() >= self.space.keys()
+            and canonical(fixed) == canonical(dict(self.fixed))
+            and all(lies_in(entry, own[key]) for key, entry in self.space.items())
+        )
+
+
+def setting_spaces(config: Config) -> list[SettingSpace]:
+    """Return the parts of a study's space, one for each named setting."""
+    sweep = config.sweep
+    if not sweep.settings:
+        return [SettingSpace(name=None, fixed={}, space=_in_order(sweep.space))]
+    return [
+        SettingSpace(name=one.name, fixed=_in_order(one.set), space=_in_order({**sweep.space, **one.space}))
+        for one in sweep.settings
+    ]
+
+
+def _in_order(values: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Put a key before those below it, whose values are laid over its own."""
+    return {key: values[key] for key in sorted(values, key=lambda key: key.count("."))}
+
+
+def setting_space(config: Config, values: Mapping[str, Any]) -> SettingSpace:
+    """Return the part of a study's space that a trial with these values is of."""
+    parts = setting_spaces(config)
+    return next((part for part in parts if part.has(values)), parts[0])
+
+
 def canonical(value: Any) -> str:
     """Return one text for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -72,7 +131,7 @@ def make_trial(config: Config, number: int, values: Mapping[str, Any], *, settin
         config: The sweep's.
         number: From 1.
         values: Dotted key -> value.
-        setting: The name of its setting, where the sweep lists some.
+        setting: The name of its setting, where the sweep lists some; by default as its values say.
     """
     label = _label(config, values, setting)
     parts = [label] if label else []
@@ -89,12 +148,14 @@ def make_trial(config: Config, number: int, values: Mapping[str, Any], *, settin
 
 def _label(config: Config, values: Mapping[str, Any], setting: str | None) -> str:
     """Return the user's name for the trial's setting, then what the space varies, without the seed."""
-    names = short_names(space_keys(config))
-    parts = [] if setting is None else [setting]
+    own = setting_space(config, values)
+    own = next((part for part in setting_spaces(config) if part.name == setting), own)
+    names = short_names([*own.space])
+    parts = [] if own.name is None else [own.name]
     for key in names:
         value = values[key]
         if key == _METHOD and isinstance(value, Mapping):
-            others = config.sweep.space[key].values if config.sweep.space[key].kind in ("grid", "choice") else ()
+            others = own.space[key].values if own.space[key].kind in ("grid", "choice") else ()
             parts.append(method_label(value, among=[other for other in others if isinstance(other, Mapping)]))
         elif key != SEED:
             parts.append(f"{names[key]}={value_text(value)}")
@@ -112,11 +173,6 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def space_keys(config: Config) -> list[str]:
-    """Return the varied keys; a key comes before those below it, whose values are laid over its own."""
-    return sorted(config.sweep.space, key=lambda key: key.count("."))
-
-
 def is_listed(config: Config) -> bool:
     """Check that the trials are known beforehand; otherwise a search proposes or a scheduler changes them."""
     return config.sweep.search != "optuna" and config.sweep.scheduler != "pbt"
@@ -131,13 +187,16 @@ def check_space(config: Config) -> None:
     sweep = config.sweep
     if not sweep.space and not sweep.settings:
         raise ConfigError("sweep.space is empty; name what varies, e.g. {seed: {grid: [0, 1, 2]}}, or sweep.settings")
-    kinds = {key: entry.kind for key, entry in sweep.space.items()}
-    if sweep.search == "optuna" and (gridded := [key for key, kind in kinds.items() if kind == "grid"]):
+    entries = {f"sweep.space.{key}": entry for key, entry in sweep.space.items()}
+    for setting in sweep.settings:
+        entries |= {f"sweep.settings {setting.name!r}: space.{key}": entry for key, entry in setting.space.items()}
+    kinds = {place: entry.kind for place, entry in entries.items()}
+    if sweep.search == "optuna" and (gridded := [place for place, kind in kinds.items() if kind == "grid"]):
         raise ConfigError(
-            f"sweep.search=optuna draws values, so it goes with no grid, but sweep.space.{gridded[0]} is one; make it a"
-            " choice, or leave sweep.search out"
+            f"sweep.search=optuna draws values, so it goes with no grid, but {gridded[0]} is one; make it a choice, or"
+            " leave sweep.search out"
         )
-    if sweep.search == "optuna" and SEED in kinds:
+    if sweep.search == "optuna" and any(SEED in {**part.fixed, **part.space} for part in setting_spaces(config)):
         raise ConfigError(
             "sweep.search=optuna gives settings seeds itself, as many as a doubt asks for, so it goes with no"
             " sweep.space.seed; leave it out and set sweep.seeds, the most of a setting"
@@ -148,11 +207,11 @@ def check_space(config: Config) -> None:
             " result; vary the seed instead: {seed: {grid: [0, 1, 2]}}"
         )
     _check_points(config)
-    for key, entry in sweep.space.items():
+    for place, entry in entries.items():
         texts = [canonical(value) for value in entry.values]
         if entry.kind == "grid" and len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
-            raise ConfigError(f"sweep.space.{key}: grid has {twice} more than once")
+            raise ConfigError(f"{place}: grid has {twice} more than once")
     _check_settings(config)
 
 
@@ -163,17 +222,35 @@ def _check_points(config: Config) -> None:
         key = "points" if sweep.points else "sampler"
         raise ConfigError(f"sweep.{key} is read by a search alone; set sweep.search=optuna, or leave it out")
     for number, point in enumerate(sweep.points):
-        if set(point) != set(sweep.space):
-            differing = sorted(set(point) ^ set(sweep.space))
+        space = point_space(config, number).space
+        keys = set(point) - ({POINT_SETTING} if sweep.settings else set())
+        if keys != set(space):
+            differing = sorted(keys ^ set(space))
             raise ConfigError(
                 f"sweep.points[{number}] must give each key of sweep.space, and no other; see {differing}"
             )
-        for key, value in point.items():
-            if not _lies_in(sweep.space[key], value):
-                raise ConfigError(f"sweep.points[{number}]: {key}={value!r} does not lie in sweep.space.{key}")
+        for key in keys:
+            if not lies_in(space[key], point[key]):
+                raise ConfigError(f"sweep.points[{number}]: {key}={point[key]!r} does not lie in sweep.space.{key}")
 
 
-def _lies_in(entry: SpaceEntry, value: Any) -> bool:
+def point_space(config: Config, number: int) -> SettingSpace:
+    """Return the part of the space that a point to begin with names, from 0.
+
+    Raises:
+        ConfigError: There are named settings, and it names none of them.
+    """
+    parts, name = setting_spaces(config), config.sweep.points[number].get(POINT_SETTING)
+    if parts[0].name is None:
+        return parts[0]
+    if named := [part for part in parts if part.name == name]:
+        return named[0]
+    unknown = unknown_name("setting", str(name), [str(part.name) for part in parts])
+    raise ConfigError(f"sweep.points[{number}] must name its setting, as {{{POINT_SETTING}: NAME, ...}}: {unknown}")
+
+
+def lies_in(entry: SpaceEntry, value: Any) -> bool:
+    """Check that a value is one of those that an entry stands for."""
     if entry.kind in ("choice", "grid"):
         return canonical(value) in map(canonical, entry.values)
     low, high = entry.values
@@ -182,16 +259,18 @@ def _lies_in(entry: SpaceEntry, value: Any) -> bool:
 
 
 def _check_settings(config: Config) -> None:
-    """Refuse a list of settings without a list of trials, or beside keys that vary the same."""
+    """Refuse a list of settings whose values a scheduler changes, or beside keys that vary the same."""
     sweep = config.sweep
-    if sweep.settings and not is_listed(config):
-        what = "sweep.search=optuna" if sweep.search == "optuna" else f"sweep.scheduler={sweep.scheduler}"
-        raise ConfigError(f"{what} chooses values itself, so it goes with no sweep.settings; leave one of them out")
-    for setting in sweep.settings:
-        for key in setting.set:
-            if twice := [varied for varied in sweep.space if f"{key}.".startswith(f"{varied}.")]:
+    if sweep.settings and sweep.scheduler == "pbt":
+        raise ConfigError(
+            "sweep.scheduler=pbt chooses values itself, so it goes with no sweep.settings; leave one of them out"
+        )
+    for part, setting in zip(setting_spaces(config), sweep.settings, strict=False):
+        for key in part.fixed:
+            if twice := [varied for varied in part.space if f"{key}.".startswith(f"{varied}.")]:
+                place = "its own space" if twice[0] in setting.space else "sweep.space"
                 raise ConfigError(
-                    f"sweep.settings {setting.name!r} sets {key}, but sweep.space.{twice[0]} would overwrite that;"
+                    f"sweep.settings {setting.name!r} sets {key}, but {place}.{twice[0]} would overwrite that;"
                     " leave one of them out"
                 )
 
@@ -269,26 +348,25 @@ def list_trials(config: Config) -> list[Trial]:
     Draws are keyed by the configuration's seed, so that the list is the same in every process, and the same for each
     setting. A trial that chance draws twice is listed once.
     """
-    space, keys = config.sweep.space, space_keys(config)
-    gridded = [key for key in keys if space[key].kind == "grid"]
-    drawn = [key for key in keys if space[key].kind != "grid"]
-    named: list[tuple[str | None, Mapping[str, Any]]] = [(s.name, s.set) for s in config.sweep.settings]
     points: dict[str, tuple[dict[str, Any], str | None]] = {}
-    for name, fixed in named or [(None, {})]:
-        ahead = {key: fixed[key] for key in sorted(fixed, key=lambda key: key.count("."))}
+    for part in setting_spaces(config):
+        gridded = [key for key, entry in part.space.items() if entry.kind == "grid"]
         for sample in range(config.sweep.samples):
-            draws = {key: draw(config, key, sample=sample) for key in drawn}
-            for cell in itertools.product(*(space[key].values for key in gridded)):
-                chosen = draws | dict(zip(gridded, cell, strict=True))
-                values = ahead | {key: chosen[key] for key in keys}
-                points.setdefault(canonical(values), (values, name))
+            draws = draw_values(config, part, sample=sample)
+            for cell in itertools.product(*(part.space[key].values for key in gridded)):
+                values = part.values(draws | dict(zip(gridded, cell, strict=True)))
+                points.setdefault(canonical(values), (values, part.name))
     return [make_trial(config, n, values, setting=name) for n, (values, name) in enumerate(points.values(), start=1)]
 
 
-def draw(config: Config, key: str, *, sample: int) -> Any:
-    """Draw one value of a varied key that is no grid; ``sample``: the draw, from 0. Each key has its own draws."""
-    entry = config.sweep.space[key]
-    generator = stream(config.seed, "sweep").child(key, sample).numpy()
+def draw_values(config: Config, part: SettingSpace, *, sample: int) -> dict[str, Any]:
+    """Draw a value of each varied key that is no grid; ``sample``: the draw, from 0. Each key has its own draws."""
+    drawn = [key for key, entry in part.space.items() if entry.kind != "grid"]
+    return {key: _draw(config.seed, part.space[key], key, sample=sample) for key in drawn}
+
+
+def _draw(seed: int, entry: SpaceEntry, key: str, *, sample: int) -> Any:
+    generator = stream(seed, "sweep").child(key, sample).numpy()
     if entry.kind == "choice":
         return entry.values[int(generator.integers(len(entry.values)))]
     low, high = entry.values
@@ -297,6 +375,12 @@ def draw(config: Config, key: str, *, sample: int) -> Any:
     if entry.kind == "uniform":
         return float(generator.uniform(low, high))
     return float(math.exp(generator.uniform(math.log(low), math.log(high))))
+
+
+def _num_values(entry: SpaceEntry) -> float:
+    if entry.kind in ("choice", "grid"):
+        return len({canonical(value) for value in entry.values})
+    return entry.values[1] - entry.values[0] if entry.kind == "randint" else math.inf
 
 
 def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -271,8 +271,7 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
     def make(values: Mapping[str, Any]) -> PreparedTrial:
         trial = make_trial(config, len(prepared.entries) + 1, values)
         entry = make_entry(config, trial, uri=prepared.uri)
-        prepared.entries.append(entry)
-        prepared.plan = replace(prepared.plan, trials=(*prepared.plan.trials, trial))
+        prepared.add(entry)
         prepared.folder.write_plan(prepared.plan)
         _announce(prepared, entry, watcher=watcher, progress=progress)
         return entry

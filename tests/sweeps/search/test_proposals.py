@@ -141,3 +141,44 @@ def test_each_sampler_proposes_new_settings_and_goes_on_as_unbroken(sampler: str
     unbroken = play(space, count=14, seeds=1, sampler=sampler)
     assert len({trial.setting for trial in unbroken}) == 14
     assert play(space, count=14, seeds=1, sampler=sampler, begun=unbroken[:12]) == unbroken
+
+
+MU = "method.mu"
+THREE = [
+    {"name": "plain", "set": {"method": {"name": "fedavg"}}},
+    {"name": "near", "set": {"method": {"name": "fedprox"}}, "space": {MU: {"loguniform": [1e-3, 1.0]}}},
+    {"name": "far", "set": {"method": {"name": "fedprox"}}, "space": {MU: {"uniform": [10.0, 20.0]}}},
+]
+
+
+def by_setting(trial: Trial) -> Outcome:
+    """The best is ``near`` with mu 0.1."""
+    mu = trial.values.get(MU, 5.0)
+    return Outcome(values=(-abs(float(np.log10(mu)) + 1),))
+
+
+def test_a_search_goes_through_settings_each_with_a_space_of_its_own_and_stays_with_the_best() -> None:
+    trials = play({RATE: {"choice": [0.01, 0.1]}}, by_setting, count=60, settings=THREE, seeds=1)
+    assert [trial.label.split()[0] for trial in trials[:3]] == ["plain", "near", "far"]
+    names = [trial.label.split()[0] for trial in trials]
+    assert names.count("plain") <= 2 and names.count("near") > 2 * names.count("far")
+    for trial, name in zip(trials, names, strict=True):
+        assert (MU in trial.values) == (name != "plain") and RATE in trial.values
+        assert trial.values["method"]["name"] == ("fedavg" if name == "plain" else "fedprox")
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
+def test_a_killed_search_over_settings_ends_with_the_unbroken_ones_trials(sampler: str) -> None:
+    given = {"settings": THREE, "sampler": sampler, "points": [{"setting": "near", MU: 0.5}]}
+    unbroken = play({}, by_setting, count=14, at_once=2, **given)
+    assert unbroken[0].values == {"method": {"name": "fedprox"}, MU: 0.5, "seed": 0}
+    assert play({}, by_setting, count=14, at_once=2, begun=unbroken[:6], **given) == unbroken
+
+
+def test_further_seeds_of_a_warm_start_are_those_that_it_lacks() -> None:
+    config = load_config({"sweep": {"space": TWO, "search": "optuna", "samples": 9}})
+    begun = [make_trial(config, k + 1, {RATE: 0.01, "seed": seed}) for k, seed in enumerate((1, 7))]
+    begun.append(make_trial(config, 3, {RATE: 0.1, "seed": 0}))
+    trials = play(TWO, lambda trial: Outcome(values=(0.01 * (trial.seed or 0),)), count=7, begun=begun)
+    assert {trial.seed for trial in trials if trial.values[RATE] == 0.01} > {0, 1, 7}
+    assert len({(trial.setting, trial.seed) for trial in trials}) == len(trials)

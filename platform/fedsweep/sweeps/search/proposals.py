@@ -5,6 +5,7 @@ So a search that was killed goes on to the trials that it would have come to unb
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,15 @@ from fedsweep.results.seed_statistics import mean
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.streams import stream
 from fedsweep.sweeps.search.rungs import TriedSetting, most_doubtful, told_means
-from fedsweep.sweeps.space import SEED, Trial, canonical, space_keys
+from fedsweep.sweeps.space import (
+    SEED,
+    SettingSpace,
+    Trial,
+    canonical,
+    point_space,
+    setting_space,
+    setting_spaces,
+)
 from fedsweep.sweeps.trial import BY_SCHEDULER, TESTED, TuneReport, metric_values
 
 if TYPE_CHECKING:
@@ -26,6 +35,8 @@ if TYPE_CHECKING:
 
 STUDY_FILE = "optuna.log"
 _STUDY = "fedsweep"
+# The parameter of Optuna's study that names the setting.
+_SETTING = "setting"
 # So many settings are tried before any gets a second seed, and from then on two for each further seed.
 _FIRST_SETTINGS = 4
 _SETTINGS_PER_SEED = 2
@@ -91,6 +102,7 @@ class Search:
     def __init__(self, config: Config) -> None:
         check_optuna()
         self._config = config
+        self._parts = {part.name: part for part in setting_spaces(config)}
         self._signs = tuple(1.0 if mode == "max" else -1.0 for mode in config.sweep.aims.values())
 
     def next_values(
@@ -108,8 +120,8 @@ class Search:
         """
         tried = self._tried(trials, outcomes)
         seed = {SEED: self._config.seed}
-        for point in self._config.sweep.points:
-            values = {key: point[key] for key in space_keys(self._config)}
+        for number, point in enumerate(self._config.sweep.points):
+            values = point_space(self._config, number).values(point)
             if canonical(values) not in tried and has_room(values | seed):
                 return values | seed
         num_repeats = len(trials) - len(tried)
@@ -122,7 +134,9 @@ class Search:
             return proposed | seed
         if doubtful is None:
             return None
-        repeated = {**doubtful.values, SEED: self._config.seed + len(doubtful.seeds)}
+        # Those of a warm start may be any.
+        unused = next(seed for seed in itertools.count(self._config.seed) if seed not in doubtful.seeds)
+        repeated = {**doubtful.values, SEED: unused}
         return repeated if has_room(repeated) else None
 
     def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
@@ -174,11 +188,19 @@ class Search:
     def _propose(
         self, tried: Mapping[str, TriedSetting], *, number: int, has_room: Callable[[dict[str, Any]], bool]
     ) -> dict[str, Any] | None:
-        """Ask Optuna for a setting; None where it comes back to those that are known, or nothing is cheap enough."""
+        """Ask Optuna for a setting; None where it comes back to those that are known, or nothing is cheap enough.
+
+        Of named settings each is tried once; then the sampler chooses the setting, too, from what they came to.
+        """
         study = self._study(tried, number=number)
-        for _ in range(_PROPOSALS):
+        seen = {setting_space(self._config, setting.values).name for setting in tried.values()}
+        first = [name for name in self._parts if name is not None and name not in seen]
+        for place in range(_PROPOSALS):
+            if first:
+                study.enqueue_trial({_SETTING: first[place % len(first)]})
             trial = study.ask()
-            values = {key: self._suggest(trial, key) for key in space_keys(self._config)}
+            part = self._parts[None if None in self._parts else trial.suggest_categorical(_SETTING, [*self._parts])]
+            values = part.values({key: self._suggest(trial, part, key) for key in part.space})
             if canonical(values) not in tried and has_room(values):
                 return values
         return None
@@ -215,32 +237,45 @@ class Search:
         excess: Sequence[float] = (),
         **facts: Any,
     ) -> Any:
+        from optuna.distributions import CategoricalDistribution
         from optuna.trial import TrialState, create_trial
 
-        keys = space_keys(self._config)
-        space = self._config.sweep.space
+        part = setting_space(self._config, values)
+        params = {
+            _parameter(part, key): canonical(values[key]) if entry.kind == "choice" else values[key]
+            for key, entry in part.space.items()
+        }
+        distributions = {_parameter(part, key): _distribution(entry) for key, entry in part.space.items()}
+        if part.name is not None:
+            params |= {_SETTING: part.name}
+            distributions |= {_SETTING: CategoricalDistribution([*self._parts])}
         return create_trial(
             state=TrialState.FAIL if failed else TrialState.RUNNING if figures is None else TrialState.COMPLETE,
-            params={key: canonical(values[key]) if space[key].kind == "choice" else values[key] for key in keys},
-            distributions={key: _distribution(space[key]) for key in keys},
+            params=params,
+            distributions=distributions,
             values=None if figures is None else list(figures),
             user_attrs=facts,
             system_attrs={"constraints": list(excess)} if excess else {},
         )
 
-    def _suggest(self, trial: Any, key: str) -> Any:
-        entry = self._config.sweep.space[key]
+    def _suggest(self, trial: Any, part: SettingSpace, key: str) -> Any:
+        entry, name = part.space[key], _parameter(part, key)
         if entry.kind == "choice":
             texts = {canonical(value): value for value in entry.values}
-            return texts[trial.suggest_categorical(key, list(texts))]
+            return texts[trial.suggest_categorical(name, list(texts))]
         low, high = entry.values
         if entry.kind == "randint":
-            return trial.suggest_int(key, low, high - 1)
-        return trial.suggest_float(key, low, high, log=entry.kind == "loguniform")
+            return trial.suggest_int(name, low, high - 1)
+        return trial.suggest_float(name, low, high, log=entry.kind == "loguniform")
 
     def _num_settings(self) -> float:
         """Count the points of the space; infinite where a key has a continuous range."""
-        return math.prod(_num_values(entry) for entry in self._config.sweep.space.values())
+        return math.fsum(part.num_points for part in self._parts.values())
+
+
+def _parameter(part: SettingSpace, key: str) -> str:
+    """Return a key's name in Optuna's study: each setting has parameters of its own."""
+    return key if part.name is None else f"{part.name}: {key}"
 
 
 def check_optuna() -> None:
@@ -268,9 +303,3 @@ def _distribution(entry: SpaceEntry) -> Any:
     if entry.kind == "randint":
         return distributions.IntDistribution(int(low), int(high) - 1)
     return distributions.FloatDistribution(low, high, log=entry.kind == "loguniform")
-
-
-def _num_values(entry: SpaceEntry) -> float:
-    if entry.kind == "choice":
-        return len({canonical(value) for value in entry.values})
-    return entry.values[1] - entry.values[0] if entry.kind == "randint" else math.inf
