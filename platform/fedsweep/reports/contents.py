@@ -14,6 +14,7 @@ from fedsweep.reports.parallel_chart import parallel_chart
 from fedsweep.reports.setting_charts import curve_charts, front_charts
 from fedsweep.reports.sources import Found, reported_tables
 from fedsweep.reports.sweep_table import read_verdict
+from fedsweep.reports.volume_chart import volume_charts
 from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.reports.world_parts import WorldPart, world_part
 from fedsweep.results.config_table import ConfigTable, config_table
@@ -115,7 +116,7 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
         **curve_charts(study, looks),
         **front_charts(study, looks, parts, accuracies),
         "parallel": parallel_chart(study, looks, configs),
-    }
+    } | volume_charts(sources.sweeps)
     return Report(
         runs=tuple(runs),
         settings=tuple(settings),
