@@ -5,15 +5,17 @@ It is computed from the run folders alone, so a resumed sweep, or one whose driv
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
 from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
 from fedsweep.results.settings import counted, group_settings, remarks, report_runs
-from fedsweep.results.view import load_run
+from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.fairness import TrialWorld, comparable
@@ -30,6 +32,7 @@ _ALSO = ("flops", "local_steps", "wall_time_s", "sync_points", "over_budget", "v
 # Comparing everything with everything is of no use to anyone beyond this.
 _MOST_COMPARED = 40
 _MISSING = "missing"
+_Load = Callable[[Path], RunView]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +142,11 @@ def summarise(
     There is a world for each trial, in the same order: what it must share with another to be compared.
     """
     metrics, modes = tuple(config.sweep.aims), tuple(config.sweep.aims.values())
-    rows = tuple(_trial_row(folder, t, w, config=config, metrics=metrics) for t, w in zip(trials, worlds, strict=True))
+    load: _Load = functools.cache(load_run)  # three parts of the summary ask for each
+    rows = tuple(
+        _trial_row(folder, trial, world, config=config, metrics=metrics, load=load)
+        for trial, world in zip(trials, worlds, strict=True)
+    )
     groups: dict[tuple[TrialWorld, str], list[TrialRow]] = {}
     for row in rows:
         groups.setdefault((row.world, row.trial.setting), []).append(row)
@@ -153,7 +160,7 @@ def summarise(
         trials=rows,
         settings=tuple(settings),
         differences=tuple(_compare(settings, [_figures_by_seed(group, metrics[0]) for _, group in ranked])),
-        notes=(*notes, *_under_way_notes(under_way), *_cohort_notes(folder, rows), *_remarks(folder, rows)),
+        notes=(*notes, *_under_way_notes(under_way), *_cohort_notes(folder, rows, load), *_remarks(folder, rows, load)),
         fronts=_fronts(folder, [group for _, group in ranked], config),
     )
 
@@ -188,14 +195,14 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
 
 
 def _trial_row(
-    folder: SweepFolder, trial: Trial, world: TrialWorld, *, config: Config, metrics: Sequence[str]
+    folder: SweepFolder, trial: Trial, world: TrialWorld, *, config: Config, metrics: Sequence[str], load: _Load
 ) -> TrialRow:
     path = folder.trial_path(trial)
     seed = trial.seed if trial.seed is not None else config.seed
     status, reason, view = _MISSING, None, None
     if (path / CONFIG).is_file():
         try:
-            view = load_run(path)
+            view = load(path)
             status = view.status
             reason = view.reason
         except InputError as error:
@@ -279,20 +286,20 @@ def _compare(settings: Sequence[SettingRow], by_seed: Sequence[Mapping[int | Non
     return list(by_pair.values())
 
 
-def _remarks(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
+def _remarks(folder: SweepFolder, rows: Sequence[TrialRow], load: _Load) -> list[str]:
     """Return remarks on parts of methods that did nothing, and on settings that came to the same models."""
-    runs, _ = report_runs([load_run(folder.trial_path(row.trial)) for row in rows if row.status == "finished"])
+    runs, _ = report_runs([load(folder.trial_path(row.trial)) for row in rows if row.status == "finished"])
     return remarks(runs, group_settings(runs))
 
 
-def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
+def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow], load: _Load) -> list[str]:
     """Return notes on trials of one world and seed with other clients or another split than the first of them."""
     first: dict[tuple[TrialWorld, int | None], tuple[TrialRow, Any, Any]] = {}
     split, cohorts = [], []
     for row in rows:
         if row.status != "finished":
             continue
-        view = load_run(folder.trial_path(row.trial))
+        view = load(folder.trial_path(row.trial))
         counts = RunFolder(view.folder).read_clients().column("label_counts").to_pylist()
         key = (row.world, row.seed)
         if key not in first:
