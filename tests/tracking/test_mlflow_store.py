@@ -216,6 +216,12 @@ def test_any_server_that_answers_is_there() -> None:
     assert asked == ["/prefix/health"]
 
 
+def test_a_server_that_wants_a_password_is_told_where_it_belongs() -> None:
+    refused = OSError("API request to endpoint /search failed with error code 401 != 200")
+    text = str(mlflow_store._unusable("http://127.0.0.1:5000", refused))
+    assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in text
+
+
 _COUNT = """
 import sys
 from fedsweep.tracking.mlflow_store import open_store

@@ -290,8 +290,10 @@ def _take_answer(response: Any, *_: Any, stream: bool = False, **__: Any) -> Non
 
 
 def _unusable(uri: str, error: Exception) -> ResourceError:
-    way_out = "set tracking.uri to another store, or to none"
-    return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason_of(error)}; {way_out}")
+    reason, way_out = reason_of(error), "set tracking.uri to another store, or to none"
+    if "error code 401" in reason:
+        way_out = f"set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to what it knows, or {way_out[4:]}"
+    return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason}; {way_out}")
 
 
 def _probe_sqlite(path: Path, patience_s: float) -> None:
