@@ -31,8 +31,8 @@ from fedsweep.components import (
     State,
     SyncContext,
     Uniform,
+    combined,
     logits_with,
-    mean_of_updates,
 )
 
 from .parts.server_updates import in_whole
@@ -102,7 +102,7 @@ class AddMeanMove(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        vector, size = mean_of_updates(updates, weights, sync), sync.layout.num_params
+        vector, size = combined(updates, weights, sync), sync.layout.num_params
         # Of all attendees alike, whatever their weights: each of them adds its own move to its memory, too.
         total = torch.zeros(size, dtype=torch.float64)
         for update in updates:

@@ -23,7 +23,7 @@ from fedsweep.components import (
     ServerUpdate,
     State,
     SyncContext,
-    mean_of_updates,
+    combined,
     takes,
 )
 
@@ -68,7 +68,7 @@ class AdaptiveServer(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        mean, params = mean_of_updates(updates, weights, sync), slice(sync.layout.num_params)
+        mean, params = combined(updates, weights, sync), slice(sync.layout.num_params)
         move = mean[params] - sync.vector[params]
         first = self.momentum * state["first"] + (1 - self.momentum) * move
         second = self._second(state["second"], move.square())

@@ -22,7 +22,7 @@ from fedsweep.components import (
     ServerUpdate,
     State,
     SyncContext,
-    mean_of_updates,
+    combined,
     weighted_mean,
 )
 
@@ -62,7 +62,7 @@ class ServerMomentum(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        mean, params = mean_of_updates(updates, weights, sync), slice(sync.layout.num_params)
+        mean, params = combined(updates, weights, sync), slice(sync.layout.num_params)
         velocity = self.momentum * state["velocity"] + (mean[params] - sync.vector[params])
         mean[params] = sync.vector[params] + self.server_learning_rate * velocity
         return mean, {"velocity": velocity}
@@ -91,6 +91,7 @@ class CompleteNet(ServerUpdate):
     """
 
     needs_updates: ClassVar[bool] = True
+    combines: ClassVar[bool] = False
 
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from fedsweep.components.aggregation import BySamples, Refinement, Replace, ServerUpdate, Weighting
+from fedsweep.components.aggregation import Aggregation, BySamples, Mean, Refinement, Replace, ServerUpdate, Weighting
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
@@ -48,7 +48,8 @@ class FederatedMethod:
         pacing: How a round is cut into sync points.
         submodels: Which part of the model each client gets.
         weighting: How much each attendee counts.
-        server_update: The next server model from the attendees' models.
+        aggregation: How one model comes of several.
+        server_update: The server's next model from that.
         refinements: Work on the aggregate, in order.
         evaluation: Which model is tested.
         codec: What clients' messages go through, whatever the configuration's ``communication`` says.
@@ -64,6 +65,7 @@ class FederatedMethod:
     pacing: Pacing = OncePerRound()
     submodels: SubModelPolicy = WholeModel()
     weighting: Weighting = BySamples()
+    aggregation: Aggregation = Mean()
     server_update: ServerUpdate = Replace()
     refinements: tuple[Refinement, ...] = ()
     evaluation: Evaluation = GlobalModel()
@@ -81,6 +83,7 @@ class FederatedMethod:
                 f"method {self.name}: its {whole[0]} needs clients that train the whole model, but"
                 f" {type(self.submodels).__name__} gives them parts of it; leave one of them out"
             )
+        self._check_aggregation()
         self._check_hubs()
         if not self.pacing.carries_work():
             return
@@ -93,6 +96,21 @@ class FederatedMethod:
                 f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
                 f" with {parts[0]} anew in each round; leave one of them out, or choose a pacing that ends all work"
                 " with its round"
+            )
+
+    def _check_aggregation(self) -> None:
+        """Refuse what a rule other than the mean does not go with."""
+        if self.aggregation.plain_mean:
+            return
+        parts = [f"{type(self.submodels).__name__}, which gives clients parts of the model"] * self.submodels.cuts
+        if self.moves_from is not None:
+            parts.append(f"{type(self.weighting).__name__}, whose weights are steps and no shares")
+        if not self.server_update.combines:
+            parts.append(f"{type(self.server_update).__name__}, which makes something of the models itself")
+        if parts:
+            raise ConfigError(
+                f"method {self.name}: its {type(self.aggregation).__name__} makes one model of whole ones that are"
+                f" shares of a mean, which does not go with {parts[0]}; leave one of them out"
             )
 
     def _check_hubs(self) -> None:
@@ -130,6 +148,7 @@ class FederatedMethod:
         """Tell whether the mean of the clients' models is all that anybody on the server makes of them."""
         return (
             self.server_update.plain_mean
+            and self.aggregation.plain_mean
             and self.moves_from is None
             and not any(component.needs_updates for _, component in self.server_components)
         )
@@ -144,6 +163,7 @@ class FederatedMethod:
         inner = [component for _, component in self.server_components if component not in self.refinements]
         return (
             self.server_update.plain_mean
+            and self.aggregation.plain_mean
             and self.moves_from is None
             and not any(component.needs_updates for component in inner)
             and not self.having["learn"]
@@ -212,6 +232,7 @@ SEAMS = (
     "pacing",
     "submodels",
     "weighting",
+    "aggregation",
     "server_update",
     "evaluation",
     "codec",

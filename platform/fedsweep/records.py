@@ -180,8 +180,7 @@ class RoundContext:
         in_flight: Clients that hold results nobody has aggregated yet.
         clock: Virtual seconds at the round's start.
         ready: When clients whose work went on over a round's end are done, in virtual seconds.
-        durations: Virtual seconds that each member would need, with other hubs (``Pacing.has_hubs``) to train; empty
-            without devices.
+        durations: Virtual seconds that each member needs; to train where it ``has_hubs``. Empty without devices.
         num_values: |W|, scalars of the full model; with codecs as many as its message has bytes for, mean of both ways.
         budgets: Who affords what; None: no limits.
         topology: Who talks with whom.
@@ -264,8 +263,8 @@ class SyncContext:
         index: The sync point's number within the round, from 0.
         ends_round: Whether it is the round's last.
         version: The server's, which each aggregation raises by 1.
-        hub: Where models meet, by its number.
-        topology: Who talks with whom.
+        hub, topology: Where models meet, by its number; who talks with whom.
+        combine: Makes one vector [V] of the attendees' models; None: their mean.
         vector: The hub's model before this aggregation [V].
         layout: How it lies.
         anchors: Earlier versions that updates started from.
@@ -309,6 +308,7 @@ class SyncContext:
     moves_from: Literal["server", "anchor"] | None = None
     version: int = 0
     hub: int = SERVER
+    combine: Callable[[Sequence[ClientUpdate], Tensor, SyncContext], Tensor] | None = None
     topology: Topology = Star()
     proxy_data: tuple[Tensor, Tensor | None] | None = None
     validation_data: tuple[Tensor, Tensor] | None = None

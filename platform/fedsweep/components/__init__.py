@@ -4,7 +4,9 @@ Each seam is an abstract base with its FedAvg default. These names stay when mod
 """
 
 from fedsweep.components.aggregation import (
+    Aggregation,
     BySamples,
+    Mean,
     Refinement,
     Replace,
     ServerUpdate,
@@ -12,6 +14,7 @@ from fedsweep.components.aggregation import (
     Weighting,
     When,
     by_samples,
+    combined,
     mean_of_updates,
 )
 from fedsweep.components.base import ComponentReport, Published, ServerComponent
@@ -91,6 +94,7 @@ __all__ = [
     "PASSES_OF_A_STEP",
     "SERVER",
     "Adapter",
+    "Aggregation",
     "AsItIs",
     "AtLeastOne",
     "BelowOne",
@@ -123,6 +127,7 @@ __all__ = [
     "LocalStep",
     "LocalTerm",
     "LocalWork",
+    "Mean",
     "Memory",
     "Merge",
     "MultiplierIn",
@@ -166,6 +171,7 @@ __all__ = [
     "build_submodel_module",
     "by_samples",
     "client_time",
+    "combined",
     "coverage_mean",
     "cut_round",
     "due_steps",

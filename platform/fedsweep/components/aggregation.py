@@ -1,9 +1,9 @@
-"""Aggregation: how much each attendee counts, what the server makes of their models, and work on what came of it."""
+"""Aggregation: how much each attendee counts, how one model comes of theirs, what the server does with it."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsweep.components.base import ServerComponent
 from fedsweep.errors import InvariantError
 from fedsweep.guard import Call, finite_vector, pair, returns
+from fedsweep.parameters.ranges import Checked
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.trees import coverage_mean
 
@@ -88,14 +89,50 @@ class Uniform(Weighting):
         return torch.full((len(updates),), 1.0 / len(updates), dtype=torch.float64), state
 
 
-class ServerUpdate(ServerComponent):
-    """Turns an aggregation into the server's next model.
+class Aggregation(Checked, ABC):
+    """Makes one model of several: of what meets at the server before the server update, and at any other hub.
 
     Class attributes:
-        plain_mean: ``apply`` is the coverage mean and nothing else.
+        plain_mean: It is the coverage mean. Any other rule goes with whole models and weights that are shares alone.
     """
 
     plain_mean: ClassVar[bool] = False
+
+    @abstractmethod
+    def combine(self, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
+        """Return one vector [V] of the attendees' models, which come ascending by client.
+
+        Args:
+            updates: Whole models, with vectors.
+            weights: Their shares of a mean [M], float64.
+            sync: The sync point; ``sync.vector`` is the hub's model before.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(Aggregation):
+    """The weighted mean.
+
+    Source: McMahan et al. (2017), Algorithm 1.
+    """
+
+    plain_mean: ClassVar[bool] = True
+
+    def combine(self, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
+        return mean_of_updates(updates, weights, sync)
+
+
+class ServerUpdate(ServerComponent):
+    """Turns what is combined of the attendees' models into the server's next model.
+
+    Class attributes:
+        plain_mean: ``apply`` is :func:`combined` and nothing else.
+        combines: ``apply`` begins with :func:`combined`, so that it goes with every aggregation; False: it makes
+            something of the models itself.
+    """
+
+    plain_mean: ClassVar[bool] = False
+    combines: ClassVar[bool] = True
 
     @abstractmethod
     @returns(pair("vector [{n}], state", finite_vector))
@@ -104,8 +141,14 @@ class ServerUpdate(ServerComponent):
     ) -> tuple[Tensor, State]:
         """Return the server's next vector [V] and the new state.
 
-        Only the first ``layout.num_params`` coordinates may be extrapolated; buffers and riders take the mean.
+        It begins with :func:`combined`. Only the first ``layout.num_params`` coordinates may be extrapolated; buffers
+        and riders take what is combined.
         """
+
+
+def combined(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
+    """Return what the method's aggregation makes of the attendees' models [V]; by default :func:`mean_of_updates`."""
+    return mean_of_updates(updates, weights, sync) if sync.combine is None else sync.combine(updates, weights, sync)
 
 
 def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
@@ -150,7 +193,7 @@ def _start_at_server(updates: Sequence[ClientUpdate], sync: SyncContext) -> bool
 
 @dataclass(frozen=True, kw_only=True)
 class Replace(ServerUpdate):
-    """The weighted mean of the attendees' models is the server's next model.
+    """The server's next model is what is combined of the attendees' models.
 
     Source: McMahan et al. (2017), Algorithm 1.
     """
@@ -161,7 +204,9 @@ class Replace(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        return mean_of_updates(updates, weights, sync), state
+        # As `combined` has it, without a call more in FedAvg's round.
+        combine = sync.combine or mean_of_updates
+        return combine(updates, weights, sync), state
 
 
 class Refinement(ServerComponent):

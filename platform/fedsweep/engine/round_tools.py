@@ -44,12 +44,13 @@ class RoundTools:
     @cached_property
     def of_syncs(self) -> Mapping[str, Any]:
         """Fields of a :class:`SyncContext` that stay the same throughout a run."""
-        experiment = self.experiment
+        experiment, method = self.experiment, self.experiment.method
         proxy, validation = experiment.server_tensors
         return {
             "layout": self.costs.layout,
             "topology": experiment.world.topology,
-            "moves_from": experiment.method.moves_from,
+            "combine": None if method.aggregation.plain_mean else method.aggregation.combine,
+            "moves_from": method.moves_from,
             "model": self.model,
             "message": self.message,
             "working": self.working,

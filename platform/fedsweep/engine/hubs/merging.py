@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.client.messages import Progress, Reply
-from fedsweep.components.aggregation import mean_of_updates
+from fedsweep.components.aggregation import combined
 from fedsweep.engine.aggregation import client_update
 from fedsweep.engine.state import HubModel
 from fedsweep.records import ClientUpdate, SyncContext, SyncPoint
@@ -89,7 +89,7 @@ class HubMerger:
         # A single whole model is its own mean, whatever it would weigh.
         if len(members) == 1 and members[0].submodel == FULL_MODEL and members[0].vector is not None:
             return members[0].vector
-        return mean_of_updates(members, self._weigh(members, here), here)
+        return combined(members, self._weigh(members, here), here)
 
 
 def consensus_distance(models: Sequence[Tensor], layout: FlatLayout) -> float:
