@@ -312,7 +312,7 @@ class Results(Sequence[Result]):
         path: str | Path,
         *,
         x: str = "bytes",
-        y: str = "acc",
+        y: str | Sequence[str] = "acc",
         rows: Sequence[str] | str | None = None,
         columns: Sequence[str] | str | None = None,
     ) -> None:
@@ -321,7 +321,7 @@ class Results(Sequence[Result]):
         Args:
             path: The picture, as for :meth:`plot`.
             x: ``rounds``, ``bytes``, ``sim``, ``wall``, ``flops``, or the short name of a key with numbers.
-            y: A figure.
+            y: A figure, or several, each in panels of its own.
             rows: As for :meth:`to_pandas`.
             columns: Likewise.
 

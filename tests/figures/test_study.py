@@ -63,6 +63,25 @@ def test_curves_go_over_what_is_asked_for(runs: list[ReportRun], figures: list[F
     assert np.asarray(figures[0].axes[0].lines[0].get_xydata())[-1].tolist() == [last, 2.0]
 
 
+def test_each_of_several_figures_has_a_line_of_panels_with_its_own_axis(
+    runs: list[ReportRun], figures: list[Figure]
+) -> None:
+    plot_runs(runs, "a.png", x="rounds", y=["acc", "loss"])
+    first, second, third, fourth = figures[0].axes
+    assert [axes.get_title() for axes in figures[0].axes] == ["dirichlet_alpha=0.1", "dirichlet_alpha=1", "", ""]
+    assert [np.asarray(axes.lines[1].get_ydata())[-1] for axes in (second, fourth)] == pytest.approx([6.5, 2.0])
+    assert first.get_ylim() == second.get_ylim() != third.get_ylim() == fourth.get_ylim()
+    assert [bool(axes.get_ylabel()) for axes in figures[0].axes] == [True, False, True, False]
+
+
+def test_several_figures_of_one_world_stand_side_by_side(runs: list[ReportRun], figures: list[Figure]) -> None:
+    plot_runs(runs, "a.png", x="dirichlet_alpha", y=["best", "loss"])
+    one, other = figures[0].axes
+    assert one.get_ylabel() != other.get_ylabel() and other.get_ylabel()
+    assert {len(axes.containers) for axes in (one, other)} == {2}
+    assert one.get_position().y0 == other.get_position().y0
+
+
 def test_ends_go_over_a_key_with_numbers(runs: list[ReportRun], figures: list[Figure]) -> None:
     plot_runs(runs, "a.png", x="dirichlet_alpha")
     (axes,) = figures[0].axes

@@ -76,7 +76,9 @@ def compare(
     ] = None,
     y: Annotated[
         str | None,
-        typer.Option("--y", metavar="FIGURES", help="In cells, and up the picture: acc,bytes. [dim]acc[/dim]"),
+        typer.Option(
+            "--y", metavar="FIGURES", help="In cells, and up the picture, a panel each: acc,loss. [dim]acc[/dim]"
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -143,7 +145,6 @@ def compare(
             from fedsweep.figures.study import plot_runs
             from fedsweep.results.worlds import LayoutKeys
 
-            up = (style.figures or ["acc"])[0]
             keys = LayoutKeys(rows=style.rows, columns=style.columns)
-            plot_runs(runs, plot, x=x or "bytes", y=up, keys=keys, called=style.called)
+            plot_runs(runs, plot, x=x or "bytes", y=style.figures or "acc", keys=keys, called=style.called)
             (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

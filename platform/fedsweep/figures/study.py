@@ -47,18 +47,20 @@ def plot_runs(
     path: str | Path,
     *,
     x: str = "bytes",
-    y: str = "acc",
+    y: str | Sequence[str] = "acc",
     keys: LayoutKeys | None = None,
     called: Callable[[str], str] = str,
 ) -> None:
-    """Draw a panel for each world, a colour for each row; as wide as a paper's column or, of several worlds, its page.
+    """Draw a panel for each world and figure, a colour for each row; as wide as a paper's column or its page.
+
+    Panels of one figure share their y axis. Several figures are lines of panels, or stand side by side in one world.
 
     Args:
         runs: All runs.
         path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
         x: ``rounds``, ``bytes``, ``sim``, ``wall`` or ``flops`` for curves; or the short name of a key with numbers,
             for the figures that runs ended with.
-        y: A figure.
+        y: A figure, or several.
         keys: Rows and columns.
         called: Words for the labels of rows and worlds.
 
@@ -68,14 +70,16 @@ def plot_runs(
     """
     target = checked_path(path)
     rows, columns = (keys.rows, keys.columns) if keys else (None, None)
-    across, figure = FIGURE_NAMES.get(x, x), figure_name(y, runs, what="--y")
+    across, names = FIGURE_NAMES.get(x, x), [y] if isinstance(y, str) else [*dict.fromkeys(y)]
+    figures = [figure_name(name, runs, what="--y") for name in names]
     if across in ACROSS:
-        if not any(run.view.column(figure) for run in runs if run.num_rounds) and any(run.num_rounds for run in runs):
-            raise ConfigError(
-                f"--y {y}: is no figure of a round, so it has no curve; give --x a key of the configuration"
-            )
-        curves = [replace(run, curve=curve_of(run.view, [figure])) for run in runs]
-        _plot_curves(study_of(curves, rows=rows, columns=columns), target, y=figure, x=across, called=called)
+        for name, figure in zip(names, figures, strict=True):
+            if not any(run.view.column(figure) for run in runs if run.num_rounds) and any(r.num_rounds for r in runs):
+                raise ConfigError(
+                    f"--y {name}: is no figure of a round, so it has no curve; give --x a key of the configuration"
+                )
+        curves = [replace(run, curve=curve_of(run.view, figures)) for run in runs]
+        _plot_curves(study_of(curves, rows=rows, columns=columns), target, figures=figures, x=across, called=called)
         return
     key = _number_key(runs, x)
     flats = [runs[setting.runs[0]].flat for setting in group_settings(runs)]
@@ -84,7 +88,7 @@ def plot_runs(
         columns = (
             world_keys(flats, table) if rows is None else [k for k in table.differing if k not in _all(rows, runs)]
         )
-    _plot_over(study_of(runs, rows=rows, columns=[*columns, key]), target, y=figure, key=key, called=called)
+    _plot_over(study_of(runs, rows=rows, columns=[*columns, key]), target, figures=figures, key=key, called=called)
 
 
 def _all(names: Sequence[str], runs: Sequence[ReportRun]) -> list[str]:
@@ -114,29 +118,31 @@ def _number(text: str) -> float | None:
 
 
 @paper_style()
-def _plot_curves(study: Study, target: Path, *, y: str, x: str, called: Callable[[str], str]) -> None:
-    figure, every = _world_panels([called(world.label) for world in study.layout.worlds])
-    for axes, world in zip(every, study.layout.worlds, strict=True):
-        draw_world(axes, study, world, y, x=x, log_x=x in _LOG)
-    legend_below(figure, [*row_handles(study, called), *band_handles(every)])
+def _plot_curves(study: Study, target: Path, *, figures: Sequence[str], x: str, called: Callable[[str], str]) -> None:
+    figure, lines = _world_panels([called(world.label) for world in study.layout.worlds], figures)
+    for name, every in zip(figures, lines, strict=True):
+        for axes, world in zip(every, study.layout.worlds, strict=True):
+            draw_world(axes, study, world, name, x=x, log_x=x in _LOG)
+    legend_below(figure, [*row_handles(study, called), *band_handles(axes for every in lines for axes in every)])
     label_outer(figure)
     save_figure(figure, target)
 
 
 @paper_style()
-def _plot_over(study: Study, target: Path, *, y: str, key: str, called: Callable[[str], str]) -> None:
+def _plot_over(study: Study, target: Path, *, figures: Sequence[str], key: str, called: Callable[[str], str]) -> None:
     """Draw where runs ended over a key: the mean over seeds, with a bar of one sample standard deviation each way."""
     short = short_keys([key])[key]
     groups: dict[str, list[World]] = {}
     for world in study.layout.worlds:
         label = ", ".join(word for word in world.words if word.partition("=")[0] not in (key, short))
         groups.setdefault(label, []).append(world)
-    figure, every = _world_panels([called(label) for label in groups])
-    for axes, worlds in zip(every, groups.values(), strict=True):
-        _draw_over(axes, study, worlds, y=y, key=key)
-        low, high = axes.dataLim.minposx, axes.dataLim.x1
-        scale_axes(axes, log_x=axes.dataLim.x0 > 0 and high > _WIDE * low, log_y=False)
-        name_axes(axes, x=called(f"{short}=").removesuffix("="), y=axis_name(y))
+    figure, lines = _world_panels([called(label) for label in groups], figures)
+    for name, every in zip(figures, lines, strict=True):
+        for axes, worlds in zip(every, groups.values(), strict=True):
+            _draw_over(axes, study, worlds, y=name, key=key)
+            low, high = axes.dataLim.minposx, axes.dataLim.x1
+            scale_axes(axes, log_x=axes.dataLim.x0 > 0 and high > _WIDE * low, log_y=False)
+            name_axes(axes, x=called(f"{short}=").removesuffix("="), y=axis_name(name))
     legend_below(figure, row_handles(study, called))
     label_outer(figure)
     save_figure(figure, target)
@@ -155,10 +161,23 @@ def _draw_over(axes: Axes, study: Study, worlds: Sequence[World], *, y: str, key
             axes.errorbar(places, means, yerr=deviations, color=looks[row].colour, marker=looks[row].marker)
 
 
-def _world_panels(titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """Panels that share their y axis; one has a column's width, several the page's."""
-    width = TEXT_WIDTH / 3 if len(titles) not in (1, 2, 4) else PANEL_WIDTH
-    figure, every = panels(titles, width=width)
-    for axes in every[1:]:
-        axes.sharey(every[0])
-    return figure, every
+def _world_panels(titles: Sequence[str], figures: Sequence[str]) -> tuple[Figure, list[list[Axes]]]:
+    """Return panels by figure and world, those of a figure with one y axis; together as wide as a column or page.
+
+    Several figures of several worlds have their lines; those of a single world stand side by side.
+    """
+    if len(titles) == 1:
+        figure, every = panels(["" for _ in figures], title=titles[0], width=_width(len(figures)))
+        return figure, [[axes] for axes in every]
+    across = len(titles) if len(figures) > 1 else None
+    every_title = [*titles, *("" for _ in titles for _ in figures[1:])]
+    figure, flat = panels(every_title, width=_width(across or len(titles)), across=across)
+    lines = [flat[at : at + len(titles)] for at in range(0, len(flat), len(titles))]
+    for line in lines:
+        for axes in line[1:]:
+            axes.sharey(line[0])
+    return figure, lines
+
+
+def _width(across: int) -> float:
+    return PANEL_WIDTH if across in (1, 2, 4) else TEXT_WIDTH / min(across, 3)

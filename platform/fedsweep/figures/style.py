@@ -203,7 +203,12 @@ def paper_style() -> Iterator[None]:
 
 
 def panels(
-    titles: Sequence[str], *, title: str = "", height: float = PANEL_HEIGHT, width: float = PANEL_WIDTH
+    titles: Sequence[str],
+    *,
+    title: str = "",
+    height: float = PANEL_HEIGHT,
+    width: float = PANEL_WIDTH,
+    across: int | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with a panel for each title, side by side; a single panel has none.
 
@@ -212,9 +217,10 @@ def panels(
         title: Of the figure.
         height: Of a panel, in inches.
         width: Likewise.
+        across: Panels in a line; None: up to three, of four two.
     """
     count = len(titles)
-    across = count if count < 3 else 2 if count == 4 else 3
+    across = across or (count if count < 3 else 2 if count == 4 else 3)
     down = -(-count // across)
     figure = figure_of(width=across * width, height=down * height + (_TITLE_HEIGHT if title else 0.0))
     grid = figure.subplots(down, across, squeeze=False)
@@ -307,14 +313,15 @@ def add_setting(figure: Figure, text: str) -> None:
 
 
 def label_outer(figure: Figure) -> None:
-    """Leave the y axis' name to the first panel of each line, where all panels have the same."""
-    every = [axes for axes in figure.axes if axes.get_subplotspec() is not None]
-    if len({axes.get_ylabel() for axes in every}) > 1:
-        return
-    for axes in every:
-        spec = axes.get_subplotspec()
-        if spec is not None and not spec.is_first_col():
-            axes.set_ylabel("")
+    """Leave the y axis' name to the first panel of each line whose panels have the same."""
+    lines: dict[int, list[Axes]] = {}
+    for axes in figure.axes:
+        if (spec := axes.get_subplotspec()) is not None:
+            lines.setdefault(spec.rowspan.start, []).append(axes)
+    for first, *others in lines.values():
+        if all(axes.get_ylabel() == first.get_ylabel() for axes in others):
+            for axes in others:
+                axes.set_ylabel("")
 
 
 def save_both(figure: Figure, path_stem: Path) -> list[Path]:
