@@ -69,6 +69,7 @@ sweep:
   sampler: tpe
   points: []
   seeds: 5
+  budget: null
   max_concurrent: auto
 """
 
