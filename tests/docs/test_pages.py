@@ -35,6 +35,7 @@ BASES = [
     planning.SubModelPolicy,
     planning.Pacing,
     aggregation.Weighting,
+    aggregation.Aggregation,
     aggregation.ServerUpdate,
     aggregation.Refinement,
     evaluation.Evaluation,
