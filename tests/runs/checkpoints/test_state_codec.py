@@ -371,3 +371,8 @@ def test_nothing_but_json_and_tensors_is_in_the_file() -> None:
         "root": {"dict": [["a", {"tuple": [{"tensor": ["0", "float32", [2]]}, 1]}]]},
     }
     assert [*tensors] == ["0"] and tensors["0"].tolist() == [1, 1]
+
+
+def test_what_the_lazy_device_hands_over_is_kept() -> None:
+    wrapped = torch._to_functional_tensor(torch.arange(3.0)) + 1
+    assert torch.equal(from_bytes(to_bytes({"a": wrapped}, root="state"))["a"], torch.tensor([1.0, 2.0, 3.0]))

@@ -166,6 +166,10 @@ class _Encoder:
             )
         if tensor.requires_grad:
             raise InvariantError(f"{_text(path)} is a tensor that requires a gradient; keep its .detach().clone()")
+        if torch._is_functional_tensor(tensor):
+            # As the lazy device hands them over: they say that they are on the CPU and have no memory of their own.
+            torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]
+            tensor = torch._from_functional_tensor(tensor)
         return {"tensor": [self._store(tensor.cpu().resolve_neg().contiguous()), name, list(tensor.shape)]}
 
     def _array(self, array: np.ndarray, path: _Path) -> list[Any]:
