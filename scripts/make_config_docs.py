@@ -24,6 +24,7 @@ from fedsweep.card import SYMBOLS
 from fedsweep.catalog import built_in_card, method_builder
 from fedsweep.commands.listing.method_description import MethodFacts, method_facts
 from fedsweep.config.base import Component, Section
+from fedsweep.config.communication import Planner
 from fedsweep.config.explain import allowed, schema_at
 from fedsweep.config.schema import BESIDE_OPTIONS, Config, Model
 from fedsweep.config.signatures import ParameterRow, describe, first_paragraph
@@ -97,6 +98,7 @@ def page() -> str:
             parts += _PARTS_BELOW.get(name, list)()
     beside = ((f"model.{key}", _allowed(f"model.{key}"), _default(Model.model_fields[key])) for key in BESIDE_OPTIONS)
     from_file = _table((*row, Model.model_fields[row[0][6:]].description or "") for row in beside)
+    parts += ["## `planner`", _summary(Planner), _table(_rows(Planner, "planner.")), *_kinds("planner")]
     parts += ["## `model`", "The model's options stand beside its name.", from_file, *_kinds("model"), *_models()]
     parts += ["## `method`", _METHOD, *_methods()]
     text = "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -184,6 +184,8 @@ def resolve(config: Config) -> Config:
     }
     # The adapter again: the model's own options have taken the section's place.
     changes["model"] |= _initial(config) | {"adapter": _adapter(changes.pop("model.adapter", None))}
+    if config.planner is not None:
+        changes["planner"] |= {"choices": config.planner.choices}
     if task := changes.pop("scenario.task", None):
         changes["scenario.task"] = task | {"metrics": task_metrics(config)}
     changes["evaluation.metrics"] = [metric.spec() for metric in build_metrics(config)]

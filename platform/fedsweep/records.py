@@ -20,7 +20,7 @@ from fedsweep.world.topology import SERVER, Merge, Star, Topology
 
 if TYPE_CHECKING:
     from fedsweep.submodel import SubModel
-    from fedsweep.world.budgets import BudgetPlan
+    from fedsweep.world.budgets import BudgetPlan, RunSpending
     from fedsweep.world.devices import DeviceProfile
 
 Payload = dict[str, Tensor]
@@ -87,8 +87,7 @@ class SyncPoint:
     Attributes:
         start: Jobs to launch now, from the server's present model.
         attend: Clients whose results are waited for and aggregated; none: nothing is aggregated.
-        idle: Clients that did nothing and count in the mean with the model that the server sent last at the
-            round's start; nothing travels for them.
+        idle: Clients that did nothing and count with the model of the round's start; nothing travels for them.
         discard: The attendees send their models, but the server throws them away and keeps its own.
         merges: Where the attendees' models meet, one after another; none: all of them at the server.
     """
@@ -185,6 +184,7 @@ class RoundContext:
         budgets: Who affords what; None: no limits.
         topology: Who talks with whom.
         hub_times: Virtual seconds at which hubs but the server had their present models, where these are kept.
+        spending: Of the whole run; None in contexts made by hand.
         model: A template of the full model, for its structure; None in contexts made by hand.
         stream: Random numbers of this seam in this round.
     """
@@ -207,6 +207,7 @@ class RoundContext:
     budgets: BudgetPlan | None = None
     topology: Topology = Star()
     hub_times: Mapping[int, float] = field(default_factory=dict)
+    spending: RunSpending | None = None
     model: nn.Module | None = None
     stream: Stream = Stream(("unset",))
 
@@ -271,8 +272,7 @@ class SyncContext:
         learning_rate: The round's rate.
         cohort: The round's clients.
         classes: Under drift, all clients' classes of this round; empty without.
-        moves_from: None: the weights are shares of a mean. Otherwise they are steps, from the server's model or from
-            the one that each client started from.
+        moves_from: None: weights are shares of a mean. Else steps, from the server's model or each client's anchor.
         model: A template on the CPU for forward passes.
         stream: Random numbers of this component at this sync point.
         checkpoint: ``checkpoint(tree)`` keeps work that takes minutes; ``resumed`` holds what was kept.

@@ -191,6 +191,7 @@ class Segment:
         stepping: How clients are stepped, where that was tried; None: as the experiment says.
         left: What the server's messages have left out before the first point [P]; None: nothing.
         models: Models [V] of other hubs that jobs start from, by hub.
+        codec: What clients' messages go through, where that is chosen round by round; None: as the experiment says.
     """
 
     round: int
@@ -209,6 +210,7 @@ class Segment:
     stepping: Stepping | None = None
     left: Tensor | None = None
     models: Mapping[int, Tensor] = field(default_factory=dict)
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,6 +146,8 @@ class Worker:
             self._stepping = segment.stepping
             settings = None if segment.stepping is None else segment.stepping.lanes
             self._lanes = None if settings is None else Lanes(self._side, settings)
+        if segment.codec is not None:
+            self._side = replace(self._side, codec=segment.codec)
         if (segment.round, segment.attempt) != self._round:
             # A round that was given up, by whomever, is begun from its start: nothing of it may be gone on with.
             self._rounds, self._attended = {}, set()

@@ -47,6 +47,7 @@ from fedsweep.components.planning import (
     due_steps,
 )
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
+from fedsweep.components.spending import Offer, Outlook, SpendingPlanner, Spent
 from fedsweep.errors import unknown_name
 from fedsweep.models.adapters import Adapter
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
@@ -133,8 +134,10 @@ __all__ = [
     "MultiplierIn",
     "NotNegative",
     "Objective",
+    "Offer",
     "OncePerRound",
     "OptimizerSteps",
+    "Outlook",
     "Pacing",
     "ParamTree",
     "PartOfModel",
@@ -153,6 +156,8 @@ __all__ = [
     "ServerContext",
     "ServerUpdate",
     "Share",
+    "SpendingPlanner",
+    "Spent",
     "State",
     "SubModel",
     "SubModelPolicy",

@@ -1,10 +1,13 @@
-"""The section ``communication``: what messages go through, the same for every method."""
+"""The sections ``communication`` and ``planner``: what messages go through, and who spends a budget."""
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 from pydantic import Field, field_validator
 
-from fedsweep.config.base import NamedComponent, Section
+from fedsweep.config.base import NamedComponent, Section, Text
 
 
 class Communication(Section):
@@ -24,3 +27,41 @@ class Communication(Section):
     def _no_codec(cls, codec: NamedComponent | None) -> NamedComponent | None:
         # Two names for one thing would be two settings of a sweep, and two hashes.
         return None if codec is not None and codec.name == "none" and not codec.parameters else codec
+
+
+class Planner(NamedComponent):
+    """Spends the run's budget round by round; its parameters are declared in :mod:`fedsweep.components.spending`."""
+
+    name: Text = Field(default="gain", description="gain, even, or package.module:callable.")
+    choices: dict[str, list[Any]] = Field(
+        default_factory=dict,
+        description="Dotted key -> values that a round may have: training.cohort_size, local_epochs or local_steps,"
+        " communication.up, and parameters of the method that only plan its rounds (method.interval: [20, 5, 1]).",
+    )
+
+    @field_validator("choices")
+    @classmethod
+    def _may_change(cls, choices: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if not choices:
+            raise ValueError("a planner needs choices, e.g. {training.cohort_size: [2, 3, 4, 5]}")
+        for key, values in choices.items():
+            if key not in _CHOSEN and not key.startswith("method."):
+                raise ValueError(f"{key} can't change from round to round; these can: {', '.join(_CHOSEN)}, method.*")
+            if not values or any(value in values[:place] for place, value in enumerate(values)):
+                raise ValueError(f"{key} needs a list of values that differ, but got {values!r}")
+        if (number := len(cls._combined(choices))) > _MOST_OPTIONS:
+            raise ValueError(f"{number} combinations, at most {_MOST_OPTIONS}: each is planned in each round")
+        return choices
+
+    @staticmethod
+    def _combined(choices: dict[str, list[Any]]) -> list[dict[str, Any]]:
+        return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+    @property
+    def options(self) -> list[dict[str, Any]]:
+        """Return all combinations of the choices, by dotted key."""
+        return self._combined(self.choices)
+
+
+_MOST_OPTIONS = 64
+_CHOSEN = ("training.cohort_size", "training.local_epochs", "training.local_steps", "communication.up")

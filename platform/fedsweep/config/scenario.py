@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedsweep.config.base import Component, Count, KindComponent, MetricEntry, Section, Text
 
@@ -39,6 +39,12 @@ class ServerData(Section):
     proxy: ProxyData | None = Field(
         default=None, description="Proxy data: {per_class: N, labelled: true or false} or {dataset: NAME, samples: N}."
     )
+
+
+def _of_the_run(budgets: Any) -> Any:
+    """Name the kind of a budget of the whole run, which has no other parameters."""
+    is_total = isinstance(budgets, dict) and "kind" not in budgets and {"total_bytes", "sim_time_s"} & budgets.keys()
+    return {"kind": "total", **budgets} if is_total else budgets
 
 
 def _default_partition() -> KindComponent:
@@ -104,10 +110,10 @@ class Scenario(Section):
     availability: KindComponent | None = Field(
         default=None, description="Who is there in a round, e.g. {kind: capability}; null: all clients."
     )
-    budgets: KindComponent | None = Field(
+    budgets: Annotated[KindComponent | None, BeforeValidator(_of_the_run)] = Field(
         default=None,
-        description="Who affords the high rate: {kind: fixed or dynamic, budget_fraction: 0.3} or {kind: values,"
-        " clients: N or a list, server: N}; null: no limit.",
+        description="Of the whole run: {total_bytes: 2 GB} or {sim_time_s: 3600}; or who affords the high rate: {kind:"
+        " fixed or dynamic, budget_fraction: 0.3} or {kind: values, clients: N or a list, server: N}; null: no limit.",
     )
     devices: Devices | None = Field(
         default=None,

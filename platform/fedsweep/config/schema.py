@@ -18,7 +18,7 @@ from pydantic import (
 
 from fedsweep.config import yaml12
 from fedsweep.config.base import KindComponent, NamedComponent, Section, Text
-from fedsweep.config.communication import Communication
+from fedsweep.config.communication import Communication, Planner
 from fedsweep.config.execution import Checkpoint, Runtime, Tracking
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.sweep import Sweep
@@ -83,6 +83,11 @@ class Config(Section):
     )
     training: Training = Field(default_factory=Training, description="How clients train, and for how long.")
     communication: Communication = Field(default_factory=Communication, description="What messages go through.")
+    planner: Planner | None = Field(
+        default=None,
+        description="Spends scenario.budgets {total_bytes: 2 GB}, or a limit of training.stop, among choices that it is"
+        " allowed; null: rounds are all alike.",
+    )
     evaluation: EvaluationSection = Field(
         default_factory=EvaluationSection, description="When the global model is tested."
     )
@@ -96,8 +101,10 @@ class Config(Section):
 
     @model_serializer(mode="wrap")
     def _as_before_codecs(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A configuration without codecs is what it was before there could be any.
+        # A configuration without codecs, or a planner, is what it was before there could be any.
         tree: dict[str, Any] = dump(self)
+        if tree["planner"] is None:
+            del tree["planner"]
         return {key: value for key, value in tree.items() if key != "communication" or any(value.values())}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Config:

@@ -181,6 +181,12 @@ TABLES: Mapping[str, Table] = {
     ),
     "communication.up": _codecs(),
     "communication.down": _codecs(),
+    "planner": Table(
+        word="planner",
+        builders="fedsweep.components.spending:PLANNERS",
+        gives="fedsweep.components.spending:SpendingPlanner",
+        selector="name",
+    ),
     "training.schedule": Table(
         word="schedule",
         builders="fedsweep.experiment.schedules:SCHEDULES",

@@ -16,6 +16,7 @@ from fedsweep.client.messages import Stepping
 from fedsweep.driver.caveats import caveats, fault_of_model
 from fedsweep.driver.messages import MessageQueue, Messages
 from fedsweep.driver.observers import Observer
+from fedsweep.engine.ahead.spending import decisions_in_words, decisions_tree
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import notes_after
 from fedsweep.engine.state import RunState
@@ -248,6 +249,8 @@ class RunSession:
             self._detailed = state.round
             write_client_tables(self._folder, self._experiment, state)
             self._write_scenario(state.records)
+            if state.decisions:
+                self._folder.write_plan(decisions_tree(self._experiment, state))
 
     def _save_partial(self, state: RunState) -> None:
         with self._guard.writing():
@@ -320,6 +323,7 @@ class RunSession:
 
     def _remarks(self, state: RunState) -> list[str]:
         own = [*notes_after(self._experiment, state), *caveats(self._experiment, state.records)]
+        own += decisions_in_words(self._experiment, state)
         return [*own, *self._settings.facts.get("sources_changed", ())]
 
     def _own_facts(self, state: RunState) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedsweep.client.lanes.proof import PROVED_STEPS
 from fedsweep.client.messages import Question, Stepping
 from fedsweep.components.probes import ClientTest, Probe
 from fedsweep.engine.aggregation import Aggregator, visible
+from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import probed_samples, setup_s
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.evaluator import Evaluator
@@ -95,6 +97,7 @@ class Engine:
         self._proves = experiment.lanes is not None and experiment.lanes.proves
         self._client_test = experiment.method.evaluation.client_test()
         self._rows = RowMaker(experiment, self.costs)
+        self.spending = Spending(experiment) if experiment.options else None
         world = experiment.world
         self._test = Evaluator(experiment, world.test_images, world.test_labels, metrics=experiment.metrics)
         self._validation = None if world.validation is None else Evaluator(experiment, *world.validation)
@@ -189,7 +192,14 @@ class Engine:
         with guarded(when=f"in round {state.round + 1}"):
             began, stop = time.perf_counter(), self.experiment.training.stop
             # Plan: who takes part, how much each does, when they synchronise, what models cost and the clock says.
-            plan = self.planner.plan(state)
+            tools, rows, decision = self.tools, self._rows, None
+            if self.spending is None:
+                plan = self.planner.plan(state)
+            elif (chosen := self.spending.next(state)) is None:
+                return state, "total_bytes" if stop.total_bytes is not None else "sim_time_s"
+            else:
+                plan, decision = chosen.plan, chosen.decision
+                tools, rows = self._ways[chosen.number]
             limit = stop.passed_by(state.total_bytes + plan.num_bytes, plan.clock)
             if limit is not None:
                 return state, limit
@@ -197,13 +207,24 @@ class Engine:
                 state = self._proved(plan, state)
             # Send, train, aggregate. Where a worker is lost the whole round, not its clients alone: the others' models
             # have moved on meanwhile.
-            round = self._repaired(state.round + 1, lambda attempt: Round(plan, state, self.tools, attempt).play())
+            round = self._repaired(state.round + 1, lambda attempt: Round(plan, state, tools, attempt).play())
             # Payloads are known only now; a round that passes a limit with them never was.
             limit = stop.passed_by(state.total_bytes + round.ledger.total_bytes, plan.clock)
             if limit is not None:
                 return state, limit
             # Record: test the model, make the row, tell the components.
-            return self._recorded(round, time.perf_counter() - began), None
+            after = self._recorded(round, rows, time.perf_counter() - began)
+            return after if decision is None else replace(after, decisions=(*state.decisions, decision)), None
+
+    @cached_property
+    def _ways(self) -> tuple[tuple[RoundTools, RowMaker], ...]:
+        """The parts that rounds are played with and recorded by, for each way that a budget may be spent."""
+        assert self.spending is not None
+        options = [(way.option.experiment, way.costs) for way in self.spending.ways]
+        return tuple(
+            (replace(self.tools, experiment=option, costs=costs, codec=option.up_codec), RowMaker(option, costs))
+            for option, costs in options
+        )
 
     def _proved(self, plan: RoundPlan, state: RunState) -> RunState:
         """Return the run with the way in which its clients are stepped, tried on a first tile of the round."""
@@ -229,8 +250,8 @@ class Engine:
                 self.fleet.repair()
         raise RunError(f"round {round} was begun {_MAX_ATTEMPTS} times and lost a client actor each time")
 
-    def _recorded(self, round: Round, wall_time_s: float) -> RunState:
-        record = self._rows.row(round, wall_time_s=wall_time_s)
+    def _recorded(self, round: Round, rows: RowMaker, wall_time_s: float) -> RunState:
+        record = rows.row(round, wall_time_s=wall_time_s)
         record = self._tested(record, round.vector, round.components["evaluation"], round.updates)
         if self._client_test is not None and self._due(record.round):
             record = self._own_models_tested(record, round, self._client_test)

@@ -11,6 +11,7 @@ from typing import Literal
 from fedsweep.client.lanes.grouping import alone, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.engine.ahead.beside import Beside, sized
+from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import Prices
 from fedsweep.engine.coded import versions_made
 from fedsweep.engine.cost import CostModel, registration_bytes
@@ -113,11 +114,10 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     beside, seen = Beside(experiment, costs), set[int]()
     once = registration_bytes(experiment) + beside.setup_bytes
     rounds, stop = experiment.training.rounds, experiment.training.stop
-    planned = min(rounds, most_planned)
+    planned = rounds if experiment.options else min(rounds, most_planned)
     steps = turns = num_bytes = flops = 0
-    ratios = []
     clock = None if experiment.world.profiles[0].device is None else 0.0
-    plans: list[RoundPlan] = []
+    ratios, plans = list[float](), list[RoundPlan]()
     for plan in islice(planned_rounds(experiment, planner), planned):
         sent = plan.num_bytes + int(sum(beside.in_round(plan, seen)))
         if stop.passed_by(once + num_bytes + sent, plan.clock) is not None:
@@ -133,6 +133,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         ratio = rows.group_figures(plan, plan.components, cost=plan.values)["comm_ratio"]
         if ratio is not None:
             ratios.append(ratio)
+    rounds, planned = (len(plans), len(plans)) if experiment.options else (rounds, planned)
     scale = rounds / max(1, planned)
     return Forecast(
         rounds=rounds,
@@ -160,14 +161,21 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
     has_devices = experiment.world.profiles[0].device is not None
     components, clock = dict(experiment.initial_states), 0.0 if has_devices else None
     state = RunState(vector=experiment.initial_vector, components=components, clock=clock)
+    spending = Spending(experiment) if experiment.options else None
+    if spending is not None:
+        state = replace(state, total_bytes=registration_bytes(experiment) + spending.ways[0].beside.setup_bytes)
     for _ in range(experiment.training.rounds):
-        plan = planner.plan(state)
+        chosen = None if spending is None else spending.next(state)
+        if spending is not None and chosen is None:
+            return
+        plan = planner.plan(state) if chosen is None else chosen.plan
         yield plan
         delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
         unfinished = {k: Progress() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
         state = replace(
             state,
             round=state.round + 1,
+            total_bytes=state.total_bytes + (0 if chosen is None else chosen.num_bytes),
             components=plan.components,
             clock=plan.clock,
             ready=plan.ready,

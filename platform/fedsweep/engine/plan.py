@@ -27,6 +27,7 @@ from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 from fedsweep.world.availability import Availability
+from fedsweep.world.budgets import RunSpending
 from fedsweep.world.devices import fails
 
 
@@ -77,6 +78,11 @@ class RoundPlan:
             and all(client in cohort for point in inner for client in point.attend)
         )
 
+    def sent_down(self) -> Mapping[int, tuple[int, ...]]:
+        """Return the messages of each download by client, see ``Announced``; the server's go through a codec."""
+        assert self.announced is not None
+        return self.announced.downloads(self.points, self.lost)
+
     def submodel(self, client: int) -> SubModel:
         """Return the part that a client trains; who goes on with earlier work has the whole model."""
         return self.context.submodels.get(client, FULL_MODEL)
@@ -110,7 +116,8 @@ class Planner:
     """
 
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
-        self._experiment, self._costs = experiment, costs
+        self._experiment, self._costs, stop = experiment, costs, experiment.training.stop
+        self._spending = RunSpending(most_bytes=stop.total_bytes, most_s=stop.sim_time_s)
         clients, self._is_drawn = range(len(experiment.world.profiles)), experiment.world.is_drawn
         self._everybody: Sequence[int] = clients if self._is_drawn else tuple(clients)
         self._most_selected = experiment.world.stragglers.num_selected(experiment.training.cohort_size)
@@ -199,6 +206,7 @@ class Planner:
             budgets=world.budgets,
             topology=world.topology,
             hub_times=state.hub_times,
+            spending=replace(self._spending, num_bytes=state.total_bytes, seconds=state.clock or 0.0),
             model=self._costs.model,
             stream=stream(experiment.seed, "selection", round),
         )

@@ -62,10 +62,9 @@ class Round:
         self.plan, self.state, self._tools, self._attempt = plan, state, tools, attempt
         self._method, self._fleet, self._costs = tools.experiment.method, tools.fleet, tools.costs
         self.learning_rate = tools.experiment.training.schedule(plan.context.round)
-        self.vector: Tensor = state.vector
-        self.version = state.version
+        self.vector, self.version = state.vector, state.version
         self.components: dict[str, State] = dict(plan.components)  # a copy: another round may begin from the same plan
-        downloads = None if plan.announced is None else plan.announced.downloads(plan.points, plan.lost)
+        downloads = plan.sent_down() if plan.announced else None
         self._charges = Charges(self._costs, plan.submodel, state.published, downloads)
         self.ledger = self._charges.ledger
         self.attendees: tuple[int, ...] = ()
@@ -222,6 +221,7 @@ class Round:
             stepping=self.state.stepping,
             left=self.codecs.left,
             models={} if self.hubs is None else self.hubs.started_from(points[0], self.vector),
+            codec=self._tools.codec,
         )
 
     def _inner_weights(self, points: tuple[SyncPoint, ...]) -> Iterator[tuple[float, ...]]:

@@ -25,6 +25,25 @@ class HubModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A planner's choice of how a round is played.
+
+    Attributes:
+        round: From 1.
+        choice: Number of the option, from 0.
+        cost: Of the plan, in the budget's unit; what travels beside models as methods' cards say.
+        left: Of the budget, before the round.
+        reason: Why, in a few words.
+    """
+
+    round: int
+    choice: int
+    cost: float
+    left: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunState:
     """The run after a round. No part of it is ever changed in place, so an interrupted round leaves it whole.
 
@@ -52,6 +71,7 @@ class RunState:
             downwards.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
+        decisions: One per round, where a planner spends a budget.
         stepping: How clients are stepped, where that was tried in the first round.
         models: Models of hubs but the server, by hub.
         hub_times: Virtual seconds at which these had them; empty without devices.
@@ -78,6 +98,7 @@ class RunState:
     last_models: Tensor | None = late_field()
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
+    decisions: tuple[Decision, ...] = late_field(tuple)
     stepping: Stepping | None = late_field()
     models: Mapping[int, HubModel] = late_field(dict)
     hub_times: Mapping[int, float] = late_field(dict)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +17,12 @@ from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.codec import Communication
 from fedsweep.config.base import IntegerRange
+from fedsweep.config.load import load_config, with_sections
 from fedsweep.config.schema import Config
+from fedsweep.config.training import EXCLUSIVE_KEYS
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.experiment.build_world import build_world, built
-from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSettings
+from fedsweep.experiment.experiment import Experiment, Option, StopLimits, TrainingSettings
 from fedsweep.models.adapters import Adapter
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
 from fedsweep.models.network import ModelShape
@@ -114,8 +119,61 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         config_hash=config.hash() if config_hash is None else config_hash,
         cards=method_cards(config),
     )
+    if config.planner is not None:
+        experiment = with_options(config, experiment)
     _ = experiment.template  # a model that does not fit the data is an error here, not in round 1
     return experiment
+
+
+def with_options(config: Config, experiment: Experiment) -> Experiment:
+    """Return the experiment with the ways of playing a round that its planner may choose.
+
+    Raises:
+        ConfigError: There is no limit to plan for, or a choice would change more than how rounds are planned.
+    """
+    assert config.planner is not None
+    stop = experiment.training.stop
+    if stop.total_bytes is None and stop.sim_time_s is None:
+        raise ConfigError("planner needs a budget to spend: set scenario.budgets={total_bytes: 20 MB}, say")
+    options = tuple(
+        Option(values=values, experiment=_option(config, experiment, values)) for values in config.planner.options
+    )
+    if len({option.experiment.up_codec.error_feedback for option in options}) > 1:
+        raise ConfigError(
+            "planner.choices: with error feedback clients remember what their messages left out, so all codecs of"
+            " communication.up need it, or none"
+        )
+    return replace(experiment, spending=built(config, "planner"), options=options)
+
+
+def _option(config: Config, experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """Return the experiment with other values."""
+    names = [key.removeprefix("training.") for key in values]
+    pairs = [pair for pair in EXCLUSIVE_KEYS if set(pair) & set(names)]
+    sections = {f"training.{name}": None for pair in pairs for name in pair} | dict(values)
+    if "merge" in config.method and any(key.startswith("method.") for key in values):
+        raise ConfigError("planner.choices: parameters of methods that are merged can't be chosen round by round")
+    if (up := sections.pop("communication.up", None)) is not None:
+        sections["communication"] = config.tree().get("communication", {}) | {"up": up}
+    # Not what is bound already: it is of the values that these replace.
+    changed = load_config(with_sections(config, sections).tree())
+    other = replace(
+        experiment,
+        method=build_method(changed),
+        training=build_training(changed),
+        communication=Communication.of(*(built(changed, f"communication.{way}") for way in ("up", "down"))),
+    )
+    whole = experiment.method
+    if replace(other.method, selection=whole.selection, pacing=whole.pacing) != whole:
+        raise ConfigError(
+            f"planner.choices: {values} changes more than how rounds are planned, so it is another method"
+        )
+    other.__dict__["template"] = experiment.template
+    if pickle.dumps(dict(other.initial_states)) != pickle.dumps(dict(experiment.initial_states)):
+        raise ConfigError(
+            f"planner.choices: {values} is in the state that the run begins with, so it can't change later"
+        )
+    return other
 
 
 def model_builder(config: Config, *, inputs: np.ndarray, task: Task) -> ModelBuilder:
@@ -223,7 +281,7 @@ def build_training(config: Config) -> TrainingSettings:
     if size is None:
         # The slack keeps 0.07 x 100 at 7, where the product is a hair above.
         size = max(1, math.ceil((section.cohort_fraction or 0.0) * config.scenario.clients - 1e-9))
-    stop = section.stop
+    stop, budget = section.stop, built(config, "scenario.budgets")
     return TrainingSettings(
         rounds=section.rounds,
         cohort_size=size,
@@ -237,8 +295,8 @@ def build_training(config: Config) -> TrainingSettings:
         stop=StopLimits(
             target=_target(config),
             target_accuracy=stop.target_accuracy,
-            total_bytes=stop.total_bytes,
-            sim_time_s=stop.sim_time_s,
+            total_bytes=_least(stop.total_bytes, getattr(budget, "total_bytes", None)),
+            sim_time_s=_least(stop.sim_time_s, getattr(budget, "sim_time_s", None)),
             wall_time_s=stop.wall_time_s,
         ),
     )
@@ -258,6 +316,11 @@ def _target(config: Config) -> tuple[str, float, str] | None:
             " evaluation.metrics, or set target_accuracy for the accuracy"
         )
     return target.metric, target.value, modes[target.metric]
+
+
+def _least(*limits: Any) -> Any:
+    """Return the lowest limit; None: there is none."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _number(value: int | IntegerRange | None) -> int | tuple[int, int] | None:

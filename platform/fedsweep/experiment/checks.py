@@ -18,6 +18,8 @@ def check_world(experiment: Experiment) -> None:
             clients carry work from round to round; or moves are to be divided by effective steps that the clients'
             optimiser does not have, or not exactly; or steps are to be scaled that it normalises again.
     """
+    for option in experiment.options:
+        check_world(option.experiment)
     _check_task(experiment)
     # A drawn population has neither empty clients nor devices.
     profiles = () if experiment.world.is_drawn else experiment.world.profiles

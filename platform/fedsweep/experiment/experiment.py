@@ -18,6 +18,7 @@ from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
 from fedsweep.components.codec import Codec, Communication
 from fedsweep.components.metrics import Metric
+from fedsweep.components.spending import SpendingPlanner
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import Counted, counted
@@ -144,6 +145,19 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Option:
+    """A way of playing rounds that a planner may choose.
+
+    Attributes:
+        values: What it sets, by dotted key of the configuration.
+        experiment: The experiment that is set so.
+    """
+
+    values: Mapping[str, Any]
+    experiment: Experiment
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Everything that a run follows from.
 
@@ -164,6 +178,8 @@ class Experiment:
         lanes: How a worker steps clients together; None: one after another.
         config_hash: Names the configuration; checkpoints of another one are refused.
         cards: The cards of the methods, each with the parameters that its method was built with; for forecasts.
+        spending: Chooses among the options, round by round; None: there are none.
+        options: Ways of playing a round.
     """
 
     seed: int
@@ -182,6 +198,8 @@ class Experiment:
     lanes: LaneSettings | None = None
     config_hash: str = ""
     cards: tuple[tuple[Card, Mapping[str, Any]], ...] = ()
+    spending: SpendingPlanner | None = None
+    options: tuple[Option, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: another process makes the rest itself, and need not be sent a model."""

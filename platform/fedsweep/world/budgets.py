@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError, DataError
-from fedsweep.parameters.ranges import Checked, NotNegative, Share, check_value
+from fedsweep.parameters.ranges import Checked, NotNegative, Positive, Share, check_value
 from fedsweep.streams import Stream
 from fedsweep.world.spec_checks import read_text
 
@@ -28,6 +29,33 @@ Array = TypeVar("Array", bound=NDArray[np.generic])
 
 # Products such as 0.57 x 100 lie a hair off the whole number that is meant.
 SLACK = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpending:
+    """A run's spending so far.
+
+    Attributes:
+        num_bytes: Sent, both ways.
+        seconds: Virtual ones; 0 without devices.
+        most_bytes: The budget or limit; None: there is none.
+        most_s: Likewise, virtual seconds.
+    """
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    most_bytes: int | None = None
+    most_s: float | None = None
+
+    @property
+    def left_bytes(self) -> int | None:
+        """Bytes that are left; None: there is no limit."""
+        return None if self.most_bytes is None else max(0, self.most_bytes - self.num_bytes)
+
+    @property
+    def left_s(self) -> float | None:
+        """Virtual seconds that are left; None: there is no limit."""
+        return None if self.most_s is None else max(0.0, self.most_s - self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,8 +181,8 @@ class Budget(Checked, ABC):
     section: ClassVar[str] = "scenario.budgets"
 
     @abstractmethod
-    def assign(self, num_clients: int, stream: Stream) -> BudgetPlan:
-        """Hand the budgets out, once for the whole run.
+    def assign(self, num_clients: int, stream: Stream) -> BudgetPlan | None:
+        """Hand the budgets out, once for the whole run; None where clients have none of their own.
 
         Args:
             num_clients: N, clients in the federation.
@@ -257,11 +285,52 @@ class MixedBudget(Budget):
         return SharedBudgets(shares=_frozen(np.round(self.weight * user + (1 - self.weight) * bandwidth, 12)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class TotalBudget(Budget):
+    """A budget of the whole run, which it never passes; a planner spends it.
+
+    Attributes:
+        total_bytes: Both ways, what goes before round 1 included: a number, or a text such as ``2 GB``; kB, MB, GB and
+            TB are powers of 1000.
+        sim_time_s: Virtual seconds.
+    """
+
+    total_bytes: str | float | None = None
+    sim_time_s: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.total_bytes is None and self.sim_time_s is None:
+            raise ConfigError("scenario.budgets of kind total needs total_bytes, e.g. 2 GB, or sim_time_s")
+        if self.total_bytes is not None:
+            object.__setattr__(self, "total_bytes", _in_bytes(self.total_bytes))
+        super().__post_init__()
+
+    def assign(self, num_clients: int, stream: Stream) -> None:
+        return None
+
+
+def _in_bytes(size: str | float) -> int:
+    """Return a whole number of bytes."""
+    number, unit = size, ""
+    if isinstance(size, str):
+        matched = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([kMGT]B|B)?", size.strip())
+        if matched is None:
+            raise ConfigError(f"scenario.budgets.total_bytes must be a number of bytes, or like 2 GB, but got {size!r}")
+        number, unit = float(matched[1]), matched[2] or ""
+    total = float(number) * _UNITS[unit]
+    if not (1 <= total < math.inf):
+        raise ConfigError(f"scenario.budgets.total_bytes must be at least 1 and finite, but got {size!r}")
+    return round(total)
+
+
+_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
 BUDGETS: Mapping[str, type[Budget]] = {
     "fixed": FixedBudget,
     "dynamic": DynamicBudget,
     "values": ValueBudget,
     "mixed": MixedBudget,
+    "total": TotalBudget,
 }
 
 

@@ -97,6 +97,16 @@ def _codecs() -> list[Named]:
     ]
 
 
+def _planners() -> list[Named]:
+    from fedsweep.components.spending import PLANNERS
+    from fedsweep.config.signatures import first_paragraph
+
+    return [
+        Named(name=name, summary=first_paragraph(builder).rstrip("."), source="", key="planner")
+        for name, builder in PLANNERS.items()
+    ]
+
+
 def _presets() -> list[Named]:
     from fedsweep.config.presets import list_presets
 
@@ -133,6 +143,7 @@ KINDS: Mapping[str, Callable[[], list[Named]]] = {
     "models": _models,
     "partitions": _partitions,
     "codecs": _codecs,
+    "planners": _planners,
     "presets": _presets,
     "tables": _tables,
 }
