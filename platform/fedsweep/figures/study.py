@@ -171,7 +171,8 @@ def _world_panels(titles: Sequence[str], figures: Sequence[str]) -> tuple[Figure
         return figure, [[axes] for axes in every]
     across = len(titles) if len(figures) > 1 else None
     every_title = [*titles, *("" for _ in titles for _ in figures[1:])]
-    figure, flat = panels(every_title, width=_width(across or len(titles)), across=across)
+    width = _width(len(titles)) if across is None else min(PANEL_WIDTH, TEXT_WIDTH / across)
+    figure, flat = panels(every_title, width=width, across=across)
     lines = [flat[at : at + len(titles)] for at in range(0, len(flat), len(titles))]
     for line in lines:
         for axes in line[1:]:
