@@ -30,7 +30,7 @@ class Communication(Section):
 
 
 class Planner(NamedComponent):
-    """Spends the run's budget round by round; its parameters are declared in :mod:`fedsweep.components.spending`."""
+    """Spends the run's budget round by round: the name of a planner, and its parameters."""
 
     name: Text = Field(default="gain", description="gain, even, or package.module:callable.")
     choices: dict[str, list[Any]] = Field(
