@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedsweep.card import Card, Limit, card_of, with_card
     from fedsweep.components.codec import Codec
     from fedsweep.components.metrics import metric
+    from fedsweep.components.spending import SpendingPlanner
     from fedsweep.driver.observers import Observer
     from fedsweep.errors import (
         ConfigError,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from fedsweep.world.feature_skew import FeatureSkew
     from fedsweep.world.partitions.base import Partition
     from fedsweep.world.stragglers import StragglerPolicy
+    from fedsweep.world.topology import Topology
     from fedsweep.world.transforms import Transform
 
 __version__ = "0.1.0"
@@ -79,12 +81,14 @@ __all__ = [
     "RunError",
     "Samples",
     "SelfAttention",
+    "SpendingPlanner",
     "StragglerPolicy",
     "Stream",
     "Table",
     "TableRequest",
     "TableStyle",
     "Task",
+    "Topology",
     "Transform",
     "__version__",
     "card_of",
@@ -128,6 +132,7 @@ _HOME = {
         "fedsweep.models.attention": ("SelfAttention",),
         "fedsweep.models.network": ("Network",),
         "fedsweep.components.codec": ("Codec",),
+        "fedsweep.components.spending": ("SpendingPlanner",),
         "fedsweep.models.unit_groups": ("unit_group",),
         "fedsweep.reproduce.reproduction": ("TableRequest",),
         "fedsweep.reproduce.task": ("reproduce_table",),
@@ -143,6 +148,7 @@ _HOME = {
         "fedsweep.world.feature_skew": ("FeatureSkew",),
         "fedsweep.world.partitions.base": ("Partition",),
         "fedsweep.world.stragglers": ("StragglerPolicy",),
+        "fedsweep.world.topology": ("Topology",),
         "fedsweep.world.transforms": ("Transform",),
     }.items()
     for name in names

@@ -41,7 +41,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Code:
     """Sets what the user's module is."""
 
     def is_now(digest: str) -> None:
-        for place in ("fedsweep.driver.run", "fedsweep.sweeps.prepare"):
+        for place in ("fedsweep.driver.run", "fedsweep.sweeps.prepared_trial"):
             monkeypatch.setattr(f"{place}.sources_of", lambda tree: {"fedsweep": "1", "my.py": digest})
 
     is_now("first")

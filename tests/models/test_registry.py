@@ -229,7 +229,7 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
         ("moving", {}, "the buffer 'module.seen' changes in training, but state_dict leaves it out"),
         ("parametrized", {}, "must not use torch's parametrizations"),
         ("no_module", {}, "must return a torch.nn.Module, but returned a int"),
-        ("wrong_call", {}, r"shape is missing; .* \(beside input_shape, num_classes, which are given to it\)"),
+        ("wrong_call", {}, r"shape is missing; .* \(beside input_shape, num_classes, outputs, which are given to it\)"),
         ("not_callable", {}, "must be callable, but is a int"),
         ("splitt", {}, "'splitt'; did you mean 'split'"),
         ("split", {"widht": 4}, "unknown parameter 'widht'; did you mean 'width'"),

@@ -192,6 +192,10 @@ def test_methods_that_need_classes_are_refused_by_name(name: str) -> None:
         "dataset": "diabetes",
         "server_data": {"validation": 0.1, "proxy": {"per_class": 2}},
     }
+    if "graph" in built_in_card(name).needs:
+        scenario["topology"] = {"kind": "ring"}
+    if "devices" in built_in_card(name).needs:
+        scenario["devices"] = {"profile": "phone-lte"}
     config = {**SMALL, "scenario": scenario, "method": {"name": name}}
     title = built_in_card(name).title
     with pytest.raises(ConfigError, match=f"method {title} needs classes, but the task is Regression"):

@@ -35,14 +35,14 @@ CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
 RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
 PLAN = "sweep.json"  # no run's: the folder that has it is a sweep's
 SCENARIO, PICTURES, ROUNDS_CSV = "scenario.json", "pictures", "rounds.csv"
-PLAN = "plan.json"
+DECISIONS = "plan.json"
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 # What these two are left has names that only a run writes.
 EVENTS_SUFFIX, ID_PREFIX = ".fedsweep", "fedsweep"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _TABLES = (ROUNDS, ROUNDS_CSV, CLIENTS, CLIENT_ACCURACY, TRAFFIC)
-_FILES = (*_TABLES, SCENARIO, PLAN, RESULT, MODEL, EARLIER, SOURCES, TAKEN_OVER, TRACKING, RAY_LOG, CONFIG)
+_FILES = (*_TABLES, SCENARIO, DECISIONS, RESULT, MODEL, EARLIER, SOURCES, TAKEN_OVER, TRACKING, RAY_LOG, CONFIG)
 _MOST_TABLE_BYTES = 256 * 2**20
 # What is more was not written by a run; values in lists count, too.
 _MOST_ROWS, _MOST_VALUES = 1_000_000, 20_000_000
@@ -196,7 +196,7 @@ class RunFolder:
 
     def write_plan(self, decisions: Sequence[Mapping[str, Any]]) -> None:
         """Write how a budget was spent, round by round."""
-        self._write(PLAN, (json.dumps(_jsonable(decisions), indent=1, allow_nan=False) + "\n").encode())
+        self._write(DECISIONS, (json.dumps(_jsonable(decisions), indent=1, allow_nan=False) + "\n").encode())
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write the result; what is not finite becomes null."""
