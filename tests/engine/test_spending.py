@@ -61,7 +61,8 @@ def spending(
         for size in cohorts
         for interval in intervals
     )
-    cards = ((built_in_card(method.name), {"server_learning_rate": 1.0, "rebuild": False}),)
+    parameters = {"server_learning_rate": 1.0, "rebuild": False, "group": "random", "sketch_values": 0}
+    cards = ((built_in_card(method.name), parameters),)
     options = tuple(replace(o, experiment=replace(o.experiment, cards=cards)) for o in options)
     return replace(plain, spending=planner, options=options)
 
