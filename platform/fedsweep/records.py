@@ -7,7 +7,7 @@ Ids of clients start at 0, rounds at 1. Tuples of clients are in ascending order
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,21 +25,6 @@ if TYPE_CHECKING:
 
 Payload = dict[str, Tensor]
 State = Any  # a tree of dicts, lists, tuples, tensors, arrays, numbers, strings and None
-
-
-def late_field(missing: Callable[[], Any] = lambda: None, *, compare: bool = True) -> Any:
-    """Return a record's field that files of an older version lack.
-
-    Args:
-        missing: Makes what it is when read from such a file.
-        compare: Whether records that differ in it alone are unequal; what is not compared is not shown either.
-    """
-    return field(default_factory=missing, compare=compare, repr=compare, metadata={"late": True})
-
-
-def late_fields(record: Any) -> frozenset[str]:
-    """Return names of a dataclass's :func:`late_field`."""
-    return frozenset(entry.name for entry in fields(record) if entry.metadata.get("late"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,19 +326,19 @@ class Traffic:
     num_bytes: Tensor
     steps: Tensor
     names: tuple[str, ...]
-    peers: Tensor | None = late_field()
+    peers: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
     """One row of ``rounds.parquet``; None where a method has no such thing.
 
-    ``total_bytes`` (both ways, from before round 1 up to and with the round) and ``best_accuracy`` (of all tests so
-    far) are filled in where rows of an older version are read. ``staleness`` (None where no work outlasts its round)
+    ``total_bytes`` counts both ways, from before round 1 up to and with the round; ``best_accuracy`` is that of all
+    tests so far. ``staleness`` (None where no work outlasts its round)
     is, for each attendee, how often the server's model changed since it received the one that it trained.
     ``class_accuracies`` are the tested model's by class index, ``personal_accuracies`` those of the clients' own
     models by client, each on its share of the test set; NaN where there are no test samples. ``traffic`` goes to a
-    table of its own; what an older version wrote has none. ``full_time_s`` is ``sim_time_s`` with what that leaves out:
+    table of its own. ``full_time_s`` is ``sim_time_s`` with what that leaves out:
     what travels beside models, the server's work, and what goes before round 1.
     """
 
@@ -362,7 +347,7 @@ class RoundRecord:
     test_accuracy: float | None = None
     test_loss: float | None = None
     validation_accuracy: float | None = None
-    best_accuracy: float | None = late_field()
+    best_accuracy: float | None = None
     train_loss: float | None = None
     lr: float = 0.0
     cohort: tuple[int, ...] = ()
@@ -374,7 +359,7 @@ class RoundRecord:
     values_down: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    total_bytes: int | None = late_field()
+    total_bytes: int = 0
     over_budget: int | None = None
     comm_cost: int = 0
     comm_ratio: float | None = None
@@ -382,16 +367,16 @@ class RoundRecord:
     flops: int = 0
     fwd_macs_per_sample: float | None = None
     sim_time_s: float | None = None
-    full_time_s: float | None = late_field()
+    full_time_s: float | None = None
     wall_time_s: float = 0.0
     eval_time_s: float = 0.0
     server_time_s: float = 0.0
     aggregation_weights: tuple[float, ...] = ()
-    staleness: tuple[int, ...] | None = late_field()
+    staleness: tuple[int, ...] | None = None
     present: tuple[int, ...] | None = None
-    class_accuracies: tuple[float, ...] | None = late_field()
-    personal_accuracies: tuple[float, ...] | None = late_field()
-    traffic: Traffic | None = late_field(compare=False)
+    class_accuracies: tuple[float, ...] | None = None
+    personal_accuracies: tuple[float, ...] | None = None
+    traffic: Traffic | None = field(default=None, compare=False, repr=False)
     extra: Mapping[str, float] = field(default_factory=dict)
 
 

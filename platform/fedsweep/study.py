@@ -69,7 +69,7 @@ class Result:
 
     @property
     def traffic(self) -> pa.Table | None:
-        """One row per round, client, direction and kind; None where an older version made the run."""
+        """One row per round, client, direction and kind; None where the run has none."""
         return RunFolder(self.folder).client_table(TRAFFIC)
 
     @property

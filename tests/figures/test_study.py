@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from tiny import with_totals
 
 from fedsweep.errors import InputError
 from fedsweep.figures import study as pictures
@@ -38,8 +39,8 @@ def runs(tmp_path: Path) -> list[ReportRun]:
             f"name: s {method} dirichlet_alpha={alpha:g}\nseed: {seed}\nmethod: {{name: {method}}}\n"
             f"scenario: {{partition: {{dirichlet_alpha: {alpha}}}}}\n"
         )
-        record = tiny_record(total_bytes=None, bytes_up=50, bytes_down=50, flops=7, test_loss=2.0)
-        folder.write_rounds([replace(record, round=r, test_accuracy=place / 100 * (r == 2)) for r in (1, 2)])
+        record = tiny_record(bytes_up=50, bytes_down=50, flops=7, test_loss=2.0)
+        folder.write_rounds(with_totals(replace(record, round=r, test_accuracy=place / 100 * (r == 2)) for r in (1, 2)))
         folder.write_result({"status": "finished"})
     return compared_runs([tmp_path])
 

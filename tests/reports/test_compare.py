@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tiny import with_totals
 
 from fedsweep.errors import InputError
 from fedsweep.figures.style import COLOURS, setting_looks
@@ -25,7 +26,7 @@ from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 
-ROUND = tiny_record(total_bytes=None, bytes_up=1000, bytes_down=500, comm_ratio=None, wall_time_s=1.0, eval_time_s=0.5)
+ROUND = tiny_record(bytes_up=1000, bytes_down=500, comm_ratio=None, wall_time_s=1.0, eval_time_s=0.5)
 
 
 def write_run(
@@ -40,7 +41,9 @@ def write_run(
     folder = RunFolder.create(path, overwrite=False)
     folder.write_config(f"name: {name}\nseed: {seed}\nscenario: {{}}\nmethod: {method}\n")
     if rounds:
-        folder.write_rounds([replace(ROUND, round=number, **values) for number, values in enumerate(rounds, 1)])
+        folder.write_rounds(
+            with_totals(replace(ROUND, round=number, **values) for number, values in enumerate(rounds, 1))
+        )
     if status is not None:
         folder.write_result({"status": status, **result})
     return path

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from client_tables import write_clients
+from tiny import with_totals
 
 from fedsweep.errors import InputError
 from fedsweep.reports.contents import build_report
@@ -30,7 +31,6 @@ from fedsweep.testing import tiny_record
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}"
 ROUND = tiny_record(
-    total_bytes=None,
     test_loss=1.5,
     cohort=(0, 2),
     high_frequency=(2,),
@@ -115,7 +115,9 @@ def write_run(
     write_clients(folder, [[2, 1], [0, 1], [1, 1]])
     if accuracies:
         folder.write_rounds(
-            [replace(ROUND, round=r, test_accuracy=value, **rounds or {}) for r, value in enumerate(accuracies, 1)]
+            with_totals(
+                replace(ROUND, round=r, test_accuracy=value, **rounds or {}) for r, value in enumerate(accuracies, 1)
+            )
         )
     if status:
         folder.write_result({"status": status, "stopped_by": "rounds", **result})

@@ -26,7 +26,7 @@ from fedsweep.runs.files import atomic_write
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.clients import clients_table
-from fedsweep.runs.tables.rounds import records_to_table, scalar_figures, with_sums
+from fedsweep.runs.tables.rounds import records_to_table, scalar_figures
 from fedsweep.testing import tiny_record
 from fedsweep.world.devices import DeviceProfile
 
@@ -65,7 +65,7 @@ COLUMNS = {
     "aggregation_weights": "list<double>",
     "staleness": "list<int64>?",
     "best_accuracy": "double?",
-    "total_bytes": "int64?",
+    "total_bytes": "int64",
     "timestamp_ms": "int64",
     "class_accuracies": "list<double>?",
     "personal_accuracies": "list<double>?",
@@ -101,23 +101,6 @@ def test_rounds_have_the_columns_that_users_rely_on(tmp_path: Path) -> None:
     found = {f.name: str(f.type).replace("element: ", "") + "?" * f.nullable for f in schema}
     found = {name: kind.replace("item: ", "") for name, kind in found.items()}
     assert list(found.items()) == list(COLUMNS.items())
-
-
-def test_a_table_of_an_older_version_is_read_with_the_sums_that_it_lacks(tmp_path: Path) -> None:
-    folder = create(tmp_path)
-    sent = {"bytes_up": 40, "bytes_down": 80}
-    accuracies = [None, 0.5, None, 0.25, math.nan, 0.75]
-    rows = [record(r, test_accuracy=a, **sent) for r, a in enumerate(accuracies, start=1)]
-    sums = zip(rows, [None, 0.5, 0.5, 0.5, 0.5, 0.75], strict=True)
-    written = [replace(row, total_bytes=120 * row.round, best_accuracy=best) for row, best in sums]
-    late = ["best_accuracy", "total_bytes", "class_accuracies", "personal_accuracies"]
-    old = records_to_table(written).drop_columns(late)
-    pq.write_table(old, folder.path / "rounds.parquet")
-    found = folder.read_rounds()
-    assert [(r.total_bytes, r.best_accuracy) for r in found] == [(r.total_bytes, r.best_accuracy) for r in written]
-    assert found[:4] == written[:4]
-    (same,) = with_sums(found[-1:])
-    assert same is found[-1]
 
 
 def test_every_field_of_a_record_is_a_column() -> None:

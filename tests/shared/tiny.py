@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,10 @@ def tiny_step(model: nn.Module, **more: Any) -> LocalStep:
     facts: dict[str, Any] = {"inputs": torch.zeros(1), "targets": torch.zeros(1), "anchor": {}, "memory": {}}
     facts |= {"params": dict(model.named_parameters()), "broadcast": {}, "stream": stream(0, "test")}
     return LocalStep(model=model, **(facts | {"position": 0, "learning_rate": 0.1} | more))
+
+
+def with_totals(records: Iterable[RoundRecord]) -> list[RoundRecord]:
+    """A run's rows from its first on, with the bytes so far as the engine counts them."""
+    rows = list(records)
+    totals = accumulate(row.bytes_up + row.bytes_down for row in rows)
+    return [replace(row, total_bytes=total) for row, total in zip(rows, totals, strict=True)]

@@ -305,7 +305,7 @@ class RunSession:
             "test_accuracy": so_far.figure("test_accuracy"),
             "best_test_accuracy": so_far.figure("best_test_accuracy"),
             "total_bytes": state.total_bytes,
-            "registration_bytes": self._engine.registration_bytes + (state.setup_bytes or 0),
+            "registration_bytes": self._engine.registration_bytes + state.setup_bytes,
             "comm_ratio": so_far.figure("comm_ratio"),
             "comm_cost": sum(r.comm_cost for r in state.records),
             "flops": sum(r.flops for r in state.records),

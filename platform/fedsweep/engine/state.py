@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedsweep.client.messages import Handle, Progress, Stepping
-from fedsweep.records import RoundRecord, State, Traffic, late_field
+from fedsweep.records import RoundRecord, State, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,8 @@ class RunState:
         clock: Virtual seconds; None without devices.
         ready: When clients whose work went on over the round's end are done, in virtual seconds.
         total_bytes: Bytes both ways so far, those before round 1 among them.
-        setup_bytes: Bytes of the one-off exchange before round 1; None in a checkpoint of a version that did not keep
-            them.
-        setup_traffic: What travelled then; None likewise.
+        setup_bytes: Bytes of the one-off exchange before round 1.
+        setup_traffic: What travelled then.
         setup_s: Virtual seconds of registration and that exchange; None without devices.
         published: Which version of each published content clients have.
         left: What the server's messages have left out [P]; None: nothing.
@@ -87,19 +86,19 @@ class RunState:
     anchors: Mapping[int, Tensor] = field(default_factory=dict)
     accuracies: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     clock: float | None = None
-    ready: Mapping[int, float] = late_field(dict)
+    ready: Mapping[int, float] = field(default_factory=dict)
     total_bytes: int = 0
-    setup_bytes: int | None = late_field()
-    setup_traffic: Traffic | None = late_field(compare=False)
-    setup_s: float | None = late_field()
-    published: Mapping[int, Mapping[str, str]] = late_field(dict)
-    left: Tensor | None = late_field()
-    sent_contents: Mapping[str, Mapping[str, Tensor]] = late_field(dict)
-    last_models: Tensor | None = late_field()
+    setup_bytes: int = 0
+    setup_traffic: Traffic | None = field(default=None, compare=False, repr=False)
+    setup_s: float | None = None
+    published: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    left: Tensor | None = None
+    sent_contents: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    last_models: Tensor | None = None
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
-    decisions: tuple[Decision, ...] = late_field(tuple)
-    stepping: Stepping | None = late_field()
-    models: Mapping[int, HubModel] = late_field(dict)
-    hub_times: Mapping[int, float] = late_field(dict)
+    decisions: tuple[Decision, ...] = ()
+    stepping: Stepping | None = None
+    models: Mapping[int, HubModel] = field(default_factory=dict)
+    hub_times: Mapping[int, float] = field(default_factory=dict)
     partial: Mapping[str, State] = field(default_factory=dict)

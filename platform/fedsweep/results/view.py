@@ -136,10 +136,8 @@ class RunView:
         groups = self.columns.get("high_frequency", ())
         accuracies = self.columns.get("test_accuracy", ())
         losses = self.columns.get("test_loss", [None] * len(accuracies))
-        counted = self.columns.get("total_bytes", ())
         return {
             "test_accuracy": list(map(sound, accuracies, losses)),
-            "total_bytes": so_far("bytes_up", "bytes_down") if None in counted or not counted else counted,
             "seconds_so_far": so_far("wall_time_s", "eval_time_s"),
             "round_seconds": together("wall_time_s", "eval_time_s"),
             "group_size": [None if group is None else len(group) for group in groups],
@@ -160,8 +158,7 @@ class RunView:
 
         ``test_accuracy`` is NaN where the round's test loss is no finite number.
         Beside those of ``rounds.parquet`` there are ``round_seconds``, of each round, evaluation included, and
-        ``seconds_so_far``, of all up to and with each; ``group_size``, the high-frequency group's length; and, where
-        an earlier version's table lacks it, ``total_bytes``, from round 1 on.
+        ``seconds_so_far``, of all up to and with each; ``group_size``, the high-frequency group's length.
         """
         return self._derived[name] if name in self._derived else self.columns.get(name, ())
 

@@ -45,7 +45,7 @@ class TargetWatch:
     def see(self, record: RoundRecord) -> dict[float, Crossing]:
         """Return the targets that this round is the first to reach; a later fall below them does not matter."""
         self._flops += record.flops
-        spent = {"total_bytes": record.total_bytes or 0, "flops": self._flops}
+        spent = {"total_bytes": record.total_bytes, "flops": self._flops}
         crossing = Crossing(round=record.round, sim_time_s=record.sim_time_s, **spent)
         new = {
             target: crossing

@@ -251,26 +251,6 @@ def test_old_rows_are_not_written_again(tmp_path: Path) -> None:
     assert [r.round for r in loaded_state(tmp_path).records] == list(range(1, 252))
 
 
-def test_rows_of_an_older_version_have_their_sums_when_they_are_read_and_are_not_written_again(tmp_path: Path) -> None:
-    """Such rows are in the checkpoint without bytes and best accuracy so far; a later one of the same run has them."""
-    accuracies = (None, 0.5, 0.25, None)
-    rows = [record_of(r, test_accuracy=a, best_accuracy=None) for r, a in enumerate(accuracies, start=1)]
-    old = tuple(replace(row, total_bytes=None) for row in rows)
-    store_in(tmp_path).save(state_of(4, records=old), fetch=same)
-    found = loaded_state(tmp_path).records
-    assert [(r.total_bytes, r.best_accuracy) for r in found] == [(1200, None), (2400, 0.5), (3600, 0.5), (4800, 0.5)]
-    assert [replace(r, total_bytes=None, best_accuracy=None, train_loss=0.0) for r in found] == [
-        replace(r, train_loss=0.0) for r in old
-    ]
-    store = store_in(tmp_path)
-    state = store.newest(keep_handle=same).state
-    assert state is not None
-    before = {path: path.stat().st_mtime_ns for path in files_of(tmp_path / "checkpoints" / "objects")}
-    store.save(replace(state, clock=99.0), fetch=same)
-    added = set(files_of(tmp_path / "checkpoints" / "objects")) - set(before)
-    assert len(added) == 1  # the state, and no rows
-
-
 def test_nothing_to_load_is_no_error(tmp_path: Path) -> None:
     assert load(tmp_path / "absent") == Loaded(state=None, path=None, skipped=())
 

@@ -37,7 +37,6 @@ from fedsweep.runs.files import (
     sync_folder,
     write_durably,
 )
-from fedsweep.runs.tables.rounds import with_sums
 
 _FORMAT = "fedsweep checkpoint"
 _VERSION = 1
@@ -252,7 +251,7 @@ class CheckpointStore:
     def _read(self, manifest: _Manifest) -> tuple[RunState, dict[int, State]]:
         state: RunState = unpack(RunState, from_bytes(self._objects.get(manifest.state)), path="state")
         blocks = [unpack(_Rows, from_bytes(self._objects.get(ref)), path="records") for ref in manifest.rows]
-        records: _Rows = with_sums(row for block in blocks for row in block)
+        records: _Rows = tuple(row for block in blocks for row in block)
         if state.round != manifest.round or len(records) != state.round or state.memories or state.records:
             raise DataError(
                 f"its parts don't fit: manifest of round {manifest.round}, state of round {state.round} with"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedsweep.errors import DataError, InvariantError
-from fedsweep.records import State, late_fields
+from fedsweep.records import State
 
 _PLAIN: dict[Any, tuple[type, ...]] = {
     int: (int, np.integer),
@@ -55,13 +55,13 @@ def unpack(hint: Any, tree: State, *, path: str) -> Any:
         path: What the tree is called in errors.
 
     Raises:
-        DataError: A field that is no late one is missing, or one is unknown, or of another type.
+        DataError: A field is missing or unknown, or of another type.
     """
     if hint is Any:
         return tree
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints, fields = _hints(hint), _dict(tree, path)
-        if not set(hints) - late_fields(hint) <= set(fields) <= set(hints):
+        if set(fields) != set(hints):
             raise DataError(f"{path} must have the fields {sorted(hints)}, but has {sorted(map(str, fields))}")
         return hint(**{name: unpack(hints[name], item, path=f"{path}.{name}") for name, item in fields.items()})
     origin, arguments = get_origin(hint), get_args(hint)

@@ -90,10 +90,9 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
     """Return a row for each round, client, direction and kind: its bytes, and the client's local steps of the round.
 
     Round 0 is what travels once: ``registration``, and what methods ask before round 1. Its bytes are
-    ``registration_bytes`` of ``result.json``, those of other rounds ``bytes_up`` and ``bytes_down``. What is not known,
-    the exchange before round 1 or a round of an older version, has no rows. Where models meet at other hubs than the
-    server, ``peer`` is the one at the other end: a client's id, -1 the server, -2, -3, ... edge servers, which stand
-    under ``client`` where they talk with the server.
+    ``registration_bytes`` of ``result.json``, those of other rounds ``bytes_up`` and ``bytes_down``. Where models meet
+    at other hubs than the server, ``peer`` is the one at the other end: a client's id, -1 the server, -2, -3, ... edge
+    servers, which stand under ``client`` where they talk with the server.
     """
     import pyarrow as pa
 

@@ -5,12 +5,12 @@ A method's own figures (``RoundRecord.extra``) follow the fixed columns as furth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsweep.errors import InvariantError, OutputError
-from fedsweep.records import RoundRecord, best_of, late_fields
+from fedsweep.records import RoundRecord
 from fedsweep.runs.tables.arrow_columns import list_column, number_column
 
 if TYPE_CHECKING:
@@ -58,14 +58,13 @@ ROUND_COLUMNS: tuple[RoundColumn, ...] = (
     *_columns("floats", "aggregation_weights"),
     *_columns("ints", "staleness?"),
     *_columns("float", "best_accuracy?"),
-    *_columns("int", "total_bytes?"),
+    *_columns("int", "total_bytes"),
     *_columns("int", "timestamp_ms"),
     *_columns("floats", "class_accuracies?", "personal_accuracies?"),
 )
 # Rows that are new to a table that grows are made into columns each time until there are so many of them.
 _ROWS_AT_ONCE = 100
 _NAMES = frozenset(column.name for column in ROUND_COLUMNS)
-_LATE = late_fields(RoundRecord)
 # The axes, and what adds up other columns, is no figure of a round.
 _NOT_FIGURES = frozenset({"round", "timestamp_ms", "best_accuracy", "total_bytes"})
 
@@ -141,22 +140,7 @@ def table_to_records(table: pa.Table) -> list[RoundRecord]:
         extra = {name: row.pop(name) for name in extras}
         figures: dict[str, Any] = {name: tuple(cell) if isinstance(cell, list) else cell for name, cell in row.items()}
         records.append(RoundRecord(**figures, extra={name: x for name, x in extra.items() if x is not None}))
-    return list(with_sums(records))
-
-
-def with_sums(records: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
-    """Return a run's rows, from its first on, with ``total_bytes`` and ``best_accuracy`` where older ones lack them.
-
-    Rows that have them stay the objects that they are.
-    """
-    rows: list[RoundRecord] = []
-    total, best = 0, None
-    for record in records:
-        total += record.bytes_up + record.bytes_down
-        best = best_of(best, record.test_accuracy)
-        is_old = record.total_bytes is None
-        rows.append(replace(record, total_bytes=total, best_accuracy=best) if is_old else record)
-    return tuple(rows)
+    return records
 
 
 def check_round_table(table: pa.Table, source: object) -> None:
@@ -169,8 +153,6 @@ def check_round_table(table: pa.Table, source: object) -> None:
     types = _arrow_types()
     for column in ROUND_COLUMNS:
         if column.name not in table.column_names:
-            if column.name in _LATE:
-                continue  # such tables were written before there was the column
             raise OutputError(f"{source}: the column {column.name!r} is missing, so this is not a table of rounds")
         cells = table.column(column.name)
         if not cells.type.equals(types[column.kind]):
