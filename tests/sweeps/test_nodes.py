@@ -16,6 +16,7 @@ import pytest
 
 import fedsweep
 from fedsweep import sweep
+from fedsweep.errors import ResourceError
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
 
@@ -152,6 +153,27 @@ def test_trials_on_a_node_without_the_folder_come_back_whole(
         "0002-seed=1": "finished",
     }
     assert models(folder / "s") == undisturbed(folder / "s", tmp_path / "alone")
+
+
+def test_what_a_node_lacks_is_said_before_anything_is_written(
+    head_alone: Any, tmp_path: Path, tiny: TinySweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (files := tmp_path / "files").mkdir()
+    fedsweep.run(tiny({}, rounds=1), out=files / "first")
+    more = {"runtime": {"address": head_alone.address}, "model": {"init_from": str(files / "first")}}
+    config = tiny({"seed": {"grid": [0, 1]}}, more=more)
+
+    def refused(hidden: Path) -> str:
+        node = hidden_from(lambda: head_alone.add_node(num_cpus=1), hidden, tmp_path, monkeypatch)
+        head_alone.wait_for_nodes()
+        with pytest.raises(ResourceError, match="1 of the cluster's 2 nodes can't take part") as caught:
+            sweep(config, out=tmp_path / "s")
+        head_alone.remove_node(node)
+        return str(caught.value)
+
+    assert "it needs fedsweep 0" in refused(Path(fedsweep.__file__).parent)
+    assert "trial 1: model.init_from: " in (said := refused(files)) and "is neither a folder nor a file" in said
+    assert {path.name for path in (tmp_path / "s").glob("*")} <= {"ray.log"}
 
 
 def test_a_node_that_is_killed_in_a_sweep_changes_no_model(

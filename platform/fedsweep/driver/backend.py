@@ -95,6 +95,7 @@ def cluster_for(
     from fedsweep.fleet.ray_cluster import ray_cluster
 
     with ray_cluster(plan.config.runtime.address, _needs(plan), dashboard=dashboard, folder=folder, begun=begun):
+        _check_nodes(plan)
         yield
 
 
@@ -102,7 +103,7 @@ def check_resources(plan: Plan) -> None:
     """Check that what a run asks for is there, without starting a cluster; a given one is joined for a moment.
 
     Raises:
-        ResourceError: It is not.
+        ResourceError: It is not, or a node lacks what a run is played with.
     """
     check_experiment(plan.experiment)
     if not plan.num_actors:
@@ -113,7 +114,15 @@ def check_resources(plan: Plan) -> None:
         check_gpus(_needs(plan))
         return
     with ray_cluster(plan.config.runtime.address, _needs(plan)):
-        pass
+        _check_nodes(plan)
+
+
+def _check_nodes(plan: Plan) -> None:
+    """Ask the nodes of a cluster that others began whether clients can be trained there."""
+    if plan.config.runtime.address is not None:
+        from fedsweep.driver.ray_nodes import check_nodes
+
+        check_nodes(plan.config.tree())
 
 
 def _needs(plan: Plan) -> ClusterNeeds:

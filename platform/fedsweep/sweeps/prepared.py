@@ -84,6 +84,11 @@ class PreparedSweep:
         return {name: digest for entry in self.entries or self.samples for name, digest in entry.sources.items()}
 
     @property
+    def unlike(self) -> list[PreparedTrial]:
+        """A trial of each kind: those of one kind differ in numbers alone, so they read the same files."""
+        return list({entry.texts: entry for entry in reversed(self.samples)}.values())
+
+    @property
     def most(self) -> float:
         """Trials of the whole sweep, were it not for its budget; infinite for a search that only the budget ends."""
         sweep = self.config.sweep

@@ -40,6 +40,12 @@ class PreparedTrial:
     share: Share
     sources: Sources
 
+    @property
+    def texts(self) -> frozenset[tuple[str, str]]:
+        """What of its configuration is a text, by key: methods, data, files, but not its own name."""
+        flat = self.user_config.flat().items()
+        return frozenset((key, value) for key, value in flat if isinstance(value, str) and key != "name")
+
 
 def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config | None = None) -> PreparedTrial:
     """Make a trial of a sweep with its configuration: loaded and bound once.

@@ -53,31 +53,26 @@ class Driver:
         umask: The driver's.
         git_commit: That of the driver's fedsweep.
         sources: The driver's.
+        datasets: References to those that are loaded already, by
+            :func:`~fedsweep.sweeps.prepared_trial.dataset_key`.
         disk: The way to the sweep's folder where a node may not have it.
     """
 
     umask: int = 0o077
     git_commit: str | None = None
     sources: Sources = field(default_factory=dict)
+    datasets: Mapping[str, Any] = field(default_factory=dict)
     disk: DriverDisk | None = None
 
 
 class SweepTrial(tune.Trainable):
     """Plays the trial that its configuration describes under ``trial``: ``spec``, ``share`` and ``values``."""
 
-    def setup(
-        self,
-        config: dict[str, Any],
-        datasets: Mapping[str, Any] | None = None,
-        specs: Specs = (),
-        driver: Driver | None = None,
-    ) -> None:
+    def setup(self, config: dict[str, Any], specs: Specs = (), driver: Driver | None = None) -> None:
         """Begin a process with its first trial; its files are as readable as the driver's.
 
         Args:
             config: See the class.
-            datasets: References to those that are loaded already, by
-                :func:`~fedsweep.sweeps.prepared_trial.dataset_key`.
             specs: Where a scheduler copies configurations from trial to trial: each trial's own, in their order.
             driver: Who began the sweep.
         """
@@ -87,7 +82,7 @@ class SweepTrial(tune.Trainable):
         self._specs, self._sources, self._disk = specs, driver.sources, driver.disk
         self._away: Away | None = None
         self._metrics: RayMetrics | None = None
-        self._datasets = datasets or {}
+        self._datasets = driver.datasets
         self._failure: Exception | None = None
         self._active = self._begin(config)
 

@@ -28,6 +28,7 @@ from fedsweep.runs.source_log import begin_log
 from fedsweep.runs.sources import Sources, changes
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.sweeps.budget.spending import Spending
+from fedsweep.sweeps.prepared_trial import dataset_key
 from fedsweep.sweeps.space import EXTRA
 from fedsweep.tracking.loggers.registry import further_loggers
 
@@ -77,6 +78,26 @@ class TrialSpec:
 
 SessionFactory = Callable[[Plan, Path], contextlib.AbstractContextManager[Session]]
 DatasetLookup = Callable[["Config"], "Dataset | None"]
+
+
+def plan_trials(trees: Mapping[str, Any], datasets: Mapping[str, Any]) -> list[str]:
+    """Plan trials, given by their names, in a process of any node, as they will be; say which can't be.
+
+    Args:
+        trees: Their configurations, as plain mappings.
+        datasets: As a trial's process has them.
+    """
+    import ray
+
+    lacks = []
+    for name, tree in trees.items():
+        try:
+            config = load_config(tree)
+            reference = datasets.get(dataset_key(config))
+            plan_run(config, None if reference is None else ray.get(reference))
+        except InputError as error:
+            lacks.append(f"{name}: {error}")
+    return lacks
 
 
 class ActiveTrial:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ray.tune import ResultGrid
 
     from fedsweep.driver.ray_disk import DriverDisk
+    from fedsweep.sweeps.trainable import Driver
     from fedsweep.sweeps.tune_callback import Watcher
     from fedsweep.tracking.mlflow_sweep import SweepTracker
 
@@ -94,12 +95,28 @@ def run_sweep(
         silenced("ray.tune", "ray.train", "ray"),  # Tune's own tables and advice, of which nothing applies here
     ):
         check_shares(watched_call(ray.nodes), shares)
+        # Within the driver's side they reach a trial as references, so that it fetches what it needs.
+        datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
+        if config.runtime.address is not None:
+            _check_nodes(prepared, datasets)
         if not resume:
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
         elif prepared.folder.read_plan().config_tree.get("sweep") != prepared.plan.config_tree.get("sweep"):
             prepared.folder.extend(prepared.plan, config_yaml=config.to_yaml())
         with _disk_for(prepared, ray) as disk:
-            return _tracked(prepared, tracker, lambda: (_tune(prepared, progress, tracker, disk), _conclude(prepared)))
+            side = _driver(prepared, datasets, disk)
+            return _tracked(prepared, tracker, lambda: (_tune(prepared, progress, tracker, side), _conclude(prepared)))
+
+
+def _check_nodes(prepared: PreparedSweep, datasets: Mapping[str, Any]) -> None:
+    """Have the nodes plan a trial of each kind, as they will: what a configuration names may not be there."""
+    from fedsweep.driver.ray_nodes import check_nodes, rehearse_on_nodes
+    from fedsweep.sweeps.trial import plan_trials
+
+    samples = prepared.unlike
+    check_nodes({"trials": [entry.user_config.tree() for entry in samples]}, folder=prepared.folder.path)
+    trees = {f"trial {entry.trial.number}": entry.user_config.tree() for entry in samples}
+    rehearse_on_nodes(plan_trials, trees, datasets)
 
 
 def _disk_for(prepared: PreparedSweep, ray: Any) -> contextlib.AbstractContextManager[DriverDisk | None]:
@@ -148,9 +165,7 @@ def log_rest(prepared: PreparedSweep) -> Summary:
 # -- Ray Tune ----------------------------------------------------------------------------------------------------------
 
 
-def _tune(
-    prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracker | None, disk: DriverDisk | None
-) -> ResultGrid:
+def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracker | None, side: Driver) -> ResultGrid:
     from fedsweep.sweeps.tune_callback import Watcher
 
     order = prepared.in_order if prepared.config.sweep.scheduler == "pbt" else []
@@ -159,7 +174,7 @@ def _tune(
     for entry in prepared.entries:
         _announce(prepared, entry, watcher=watcher, progress=progress)
     interrupted = threading.Event()
-    make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted, disk=disk)
+    make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted, side=side)
     # At Ctrl-C, Tune is asked to put all trials away.
     is_ours = prepared.config.runtime.address is None
     with uncounted_callbacks(), plain_trials() if is_ours else contextlib.nullcontext():
@@ -186,7 +201,7 @@ def _make_tuner(
     *,
     progress: SweepProgress,
     interrupted: threading.Event,
-    disk: DriverDisk | None,
+    side: Driver,
 ) -> Any:
     from ray import tune
     from ray.tune.logger import JsonLoggerCallback
@@ -206,13 +221,13 @@ def _make_tuner(
         space = {TRIAL: tune.grid_search(described)}
         own = [one["spec"] for one in described] if prepared.config.sweep.scheduler == "pbt" else []
     return tune.Tuner(
-        _trainable(prepared, own, disk),
+        _trainable(own, side),
         param_space=space,
         tune_config=_tune_config(prepared, search, count),
         run_config=tune.RunConfig(
             name=time.strftime("tune-%Y%m%d-%H%M%S"),
             storage_path=str(prepared.folder.path / TUNE),
-            storage_filesystem=None if disk is None else disk.files(),
+            storage_filesystem=None if side.disk is None else side.disk.files(),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             callbacks=[watcher, JsonLoggerCallback()],
             stop=_make_stopper(interrupted, prepared.clock),
@@ -221,20 +236,26 @@ def _make_tuner(
     )
 
 
-def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]], disk: DriverDisk | None) -> Any:
+def _driver(prepared: PreparedSweep, datasets: Mapping[str, Any], disk: DriverDisk | None) -> Driver:
+    """Return this side: Ray's processes start in a folder and with a umask of their own; trials are the user's."""
+    from fedsweep.sweeps.trainable import Driver
+
+    return Driver(
+        umask=present_umask(),
+        git_commit=run_facts()["git_commit"],
+        sources=dict(prepared.sources),
+        datasets=datasets,
+        disk=disk,
+    )
+
+
+def _trainable(own: Sequence[Mapping[str, Any]], side: Driver) -> Any:
     """Make the trials' class with what they all need; Ray's dashboard and lists of processes show its own name."""
-    import ray
     from ray import tune
 
-    from fedsweep.sweeps.trainable import Driver, SweepTrial
+    from fedsweep.sweeps.trainable import SweepTrial
 
-    # In a mapping they reach a trial as references, so that it fetches what it needs.
-    datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
-    # Ray's processes start in a folder and with a umask of their own; trials are the user's, from where this runs.
-    driver = Driver(
-        umask=present_umask(), git_commit=run_facts()["git_commit"], sources=dict(prepared.sources), disk=disk
-    )
-    made = tune.with_parameters(SweepTrial, datasets=datasets, specs=own, driver=driver)
+    made = tune.with_parameters(SweepTrial, specs=own, driver=side)
     made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
     return made
 
