@@ -60,10 +60,10 @@ def refuse_nodes(lacking: Mapping[str, Sequence[str]]) -> None:
     short = {node: lacks for node, lacks in lacking.items() if lacks}
     if not short:
         return
-    told = [f"{node}: {', '.join(lacks)}" for node, lacks in short.items()]
-    more = f"; and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
+    lines = [f"{node}: {', '.join(lacks)}" for node, lacks in short.items()]
+    more = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
     raise ResourceError(
-        f"{len(short)} of the cluster's {len(lacking)} nodes can't take part: {'; '.join(told[:_MOST_NAMED])}{more};"
+        f"{len(short)} of the cluster's {len(lacking)} nodes can't take part: {'; '.join(lines[:_MOST_NAMED])}{more};"
         " put that right there, or take the node out of the cluster"
     )
 
@@ -72,7 +72,7 @@ def _ask(question: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     """Put a question to each node; the answer, or the error, by the node's name."""
 
     def ask() -> dict[str, Any]:
-        asked = ray.remote(question)
+        remote = ray.remote(question)
         here = ray.get_runtime_context().get_node_id()
         waiting = {}
         for node in ray.nodes():
@@ -80,7 +80,7 @@ def _ask(question: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
             if node["Alive"] and able:
                 place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:6]})"
-                waiting[name] = asked.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote(*arguments)
+                waiting[name] = remote.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote(*arguments)
         until = time.monotonic() + _ANSWER_S
         return {name: _answer(reference, until) for name, reference in waiting.items()}
 
@@ -111,28 +111,28 @@ def _question() -> Callable[..., dict[str, Any]]:
         import platform
         from importlib import metadata
 
-        told: dict[str, Any] = {"versions": {"python": platform.python_version()}}
+        answer: dict[str, Any] = {"versions": {"python": platform.python_version()}}
         for name in ("fedsweep", "torch", "numpy", "ray"):
             try:
-                told["versions"][name] = metadata.version(name)
+                answer["versions"][name] = metadata.version(name)
             except metadata.PackageNotFoundError:
-                told["versions"][name] = None
+                answer["versions"][name] = None
         try:
             import fedsweep
             from fedsweep.runs.sources import shared_sources
 
-            told["versions"]["fedsweep"] = fedsweep.__version__
-            told["sources"] = shared_sources(tree)
+            answer["versions"]["fedsweep"] = fedsweep.__version__
+            answer["sources"] = shared_sources(tree)
         except Exception as error:
-            told["error"] = f"{type(error).__name__}: {error}"
+            answer["error"] = f"{type(error).__name__}: {error}"
         if mark is not None and os.path.exists(mark):
             try:
                 with open(f"{mark}-{platform.node()}-{os.getpid()}", "wb") as file:
                     file.write(b"fedsweep")
                 os.unlink(file.name)
             except OSError as error:
-                told["folder"] = f"it can't write in {os.path.dirname(mark)} ({error.strerror})"
-        return told
+                answer["folder"] = f"it can't write in {os.path.dirname(mark)} ({error.strerror})"
+        return answer
 
     return about
 
@@ -141,16 +141,16 @@ def _lacks(answer: Any, versions: Mapping[str, str | None], sources: Sources) ->
     """Say what a node lacks, by its answer or the error that came in its place."""
     if isinstance(answer, Exception):
         return [_failed(answer)]
-    found = [
+    lacks = [
         f"{name} is {answer['versions'].get(name) or 'not installed'}, but {versions[name]} here"
         for name in _COUNTED
         if _same(name, answer["versions"].get(name)) != _same(name, versions[name])
     ]
-    if not found and "sources" in answer and (differing := changes(dict(sources), answer["sources"])):
-        found.append(f"other sources than here ({differing.removeprefix('changed since: ')})")
+    if not lacks and "sources" in answer and (differing := changes(dict(sources), answer["sources"])):
+        lacks.append(f"other sources than here ({differing.removeprefix('changed since: ')})")
     if "error" in answer:
-        found.append(f"fedsweep does not begin ({answer['error']})")
-    return [*found, *([answer["folder"]] if "folder" in answer else [])]
+        lacks.append(f"fedsweep does not begin ({answer['error']})")
+    return [*lacks, *([answer["folder"]] if "folder" in answer else [])]
 
 
 def _same(name: str, version: str | None) -> str | None:

@@ -42,7 +42,7 @@ class PreparedTrial:
 
     @property
     def texts(self) -> frozenset[tuple[str, str]]:
-        """What of its configuration is a text, by key: methods, data, files, but not its own name."""
+        """The texts in its configuration, by key: methods, data, files, but not its own name."""
         flat = self.user_config.flat().items()
         return frozenset((key, value) for key, value in flat if isinstance(value, str) and key != "name")
 
