@@ -18,11 +18,14 @@ from fedsweep.finished.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
 from fedsweep.reports.setting_table import TableStyle
 from fedsweep.runs.default_folder import default_folder
+from fedsweep.runs.remote_folder import read_from, worked_on
 from fedsweep.study import Result, Results, load
 from fedsweep.tracking.loggers.registry import make_observers
 
 if TYPE_CHECKING:
     from ray.tune import ResultGrid
+
+    from fedsweep.sweeps.sweep_folder import SweepFolder
 
 __all__ = ["Result", "Results", "TableStyle", "compare", "load", "load_model", "prepare", "report", "run", "sweep"]
 # Of a table in a text; nothing is cut.
@@ -58,7 +61,8 @@ def run(
     Args:
         config: A configuration, a mapping of its keys, a YAML file, or a preset's name.
         overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep run --set``.
-        out: The run folder; by default ``runs/<name>-<timestamp>``.
+        out: The run folder, or the address of one (``s3://...``), which is worked on in a folder here; by default
+            ``runs/<name>-<timestamp>``.
         observers: Further observers beside those that the configuration asks for.
 
     Raises:
@@ -68,10 +72,10 @@ def run(
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
     phases = Phases(first="plan")
     plan = plan_run(loaded, phases=phases)
-    folder = Path(out) if out is not None else default_folder(plan.config)
-    folder = folder.absolute()
-    watching = [*make_observers(plan.config, folder), *observers]
-    summary = run_plan(plan, folder, observers=watching, launch=Launch(phases=phases))
+    with worked_on(default_folder(plan.config) if out is None else out, going_on=False) as place:
+        folder: Path = place.absolute()
+        watching = [*make_observers(plan.config, folder), *observers]
+        summary = run_plan(plan, folder, observers=watching, launch=Launch(phases=phases))
     return Result(folder=folder, config=plan.config, summary=summary)
 
 
@@ -89,10 +93,11 @@ def sweep(
     Args:
         config: A configuration, a mapping of its keys, a YAML file, or a preset's name.
         overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep sweep --set``.
-        out: The sweep's folder; by default ``runs/<name>-<timestamp>``.
+        out: The sweep's folder, or the address of one (``s3://...``), which is worked on in a folder here; by default
+            ``runs/<name>-<timestamp>``.
         resume: Go on with the sweep in ``out``; trials that have finished only report their last round.
         extend: Add the configuration's trials to the sweep in ``out``; those that have a run there keep it.
-        reuse: Folders whose finished runs are taken over where their configuration is a trial's.
+        reuse: Folders, or their addresses, whose finished runs are taken over where their configuration is a trial's.
 
     Returns:
         Ray Tune's results, one per trial, with ``metrics`` as of its last round; trials that failed have an ``error``.
@@ -102,30 +107,39 @@ def sweep(
         InputError: Something is wrong or not there; nothing was written.
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
+    from fedsweep.sweeps.sweep_folder import SweepFolder
+
+    loaded = config if isinstance(config, Config) else load_config(config, overrides)
+    with worked_on(default_folder(loaded) if out is None else out, going_on=resume or extend) as place:
+        grid = _swept(loaded, SweepFolder(place), resume=resume, extend=extend, reuse=reuse)
+    return _with_results(grid, place)
+
+
+def _swept(
+    config: Config, folder: SweepFolder, *, resume: bool, extend: bool, reuse: Sequence[str | Path]
+) -> ResultGrid:
     from fedsweep.sweeps.prepare import prepare
     from fedsweep.sweeps.reuse import finished_in, not_taken, take_over
-    from fedsweep.sweeps.sweep_folder import SweepFolder
     from fedsweep.sweeps.tuner import run_sweep
     from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
-    loaded = config if isinstance(config, Config) else load_config(config, overrides)
-    folder = SweepFolder(Path(out) if out is not None else default_folder(loaded))
     resume = resume and folder.has_plan and not extend
     if resume:
-        folder.check_same(loaded.given)
+        folder.check_same(config.given)
     elif not extend:
         folder.check_free(overwrite=False)
-    prepared = prepare(loaded, folder, resume=resume, extend=extend)
+    prepared = prepare(config, folder, resume=resume, extend=extend)
     if extend:
         prepared.write_extension()
     begun = resume or extend
-    reused, refused = finished_in(map(Path, reuse), prepared)
-    if refused:
-        logging.getLogger("fedsweep").warning("%s", not_taken(refused))
-    if reused:
-        take_over(prepared, reused, begun=begun, overwrite=False)
-        begun = True
-    return _with_results(run_sweep(prepared, SweepProgress(), resume=begun)[0], folder.path)
+    with read_from(reuse) as places:
+        reused, refused = finished_in(map(Path, places), prepared)
+        if refused:
+            logging.getLogger("fedsweep").warning("%s", not_taken(refused))
+        if reused:
+            take_over(prepared, reused, begun=begun, overwrite=False)
+            begun = True
+    return run_sweep(prepared, SweepProgress(), resume=begun)[0]
 
 
 def _with_results(grid: ResultGrid, folder: Path) -> ResultGrid:
@@ -158,7 +172,7 @@ def compare(
     """Lay runs side by side, as ``fedsweep compare`` prints them; :meth:`Results.to_pandas` has the figures.
 
     Args:
-        folders: Run folders, or folders with runs below them.
+        folders: Run folders, or folders with runs below them; or their addresses.
         by: A line per run, or per setting with means over its seeds.
         form: How settings are written: ``text``, ``md``, ``latex`` or ``csv``.
         only: Conditions ``KEY=VALUE`` that runs satisfy.
@@ -172,7 +186,8 @@ def compare(
 
     page = io.StringIO()
     console = Console(file=page, width=_WIDEST, color_system=None, highlight=False)
-    print_comparison(compared_runs(folders, only=only), console, by=by, form=form, style=style)
+    with read_from(folders) as places:
+        print_comparison(compared_runs(places, only=only), console, by=by, form=form, style=style)
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
 
@@ -188,7 +203,7 @@ def report(
     """Write an HTML file that shows runs side by side, as ``fedsweep report`` does.
 
     Args:
-        sources: Run folders, folders with runs below them, or names of MLflow experiments.
+        sources: Run folders, folders with runs below them, the addresses of such, or names of MLflow experiments.
         out: The page; an earlier report is replaced.
         uri: The store with the experiments; None: the one in this folder.
         script: ``inside`` the page, or once ``beside`` all pages of a folder.
@@ -205,4 +220,5 @@ def report(
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
     store, keys = resolve_uri(uri, out=local_store()), LayoutKeys(rows=rows, columns=columns)
-    return write_report(sources, out, uri=store, overwrite=overwrite, script=script, keys=keys).path
+    with read_from(sources) as places:
+        return write_report(places, out, uri=store, overwrite=overwrite, script=script, keys=keys).path

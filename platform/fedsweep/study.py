@@ -23,6 +23,7 @@ from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
 from fedsweep.results.worlds import LayoutKeys, study_of
 from fedsweep.runs.find import find_runs
+from fedsweep.runs.remote_folder import brought
 from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder
 
 __all__ = ["Result", "Results", "Table", "load"]
@@ -342,14 +343,14 @@ def load(*folders: str | Path) -> Result | Results | Table:
     """Load what was made before: a :class:`Result` of a run, a :class:`Table` of a reproduced one, or :class:`Results`.
 
     Args:
-        folders: A run's folder, a sweep's or any other with runs below it, a reproduced table's; several are runs side
-            by side.
+        folders: A run's folder, a sweep's or any other with runs below it, a reproduced table's, or the address of one
+            (``s3://...``), of which a copy stays here until this process ends; several are runs side by side.
 
     Raises:
         InputError: A folder does not exist, holds no run, or a single run's has no result yet; or a file in it is not
             what a run writes.
     """
-    paths = [existing(folder) for folder in folders]
+    paths = [existing(brought(folder)) for folder in folders]
     if len(paths) == 1 and has_outputs(paths[0]):
         return Table.read(paths[0])
     if len(paths) == 1 and find_runs(paths[0]) == paths:

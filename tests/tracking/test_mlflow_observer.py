@@ -22,10 +22,10 @@ from mlflow.tracking import MlflowClient
 from fedsweep.driver.observers import RunInfo
 from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
+from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking import mlflow_observer, mlflow_sync
-from fedsweep.tracking.background import BackgroundCall
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import open_store, sqlite_uri

@@ -117,7 +117,7 @@ def compare(
     from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.reports.setting_table import TableStyle
     from fedsweep.results.settings import group_settings, remarks
-    from fedsweep.tracking.remote_folder import read_from
+    from fedsweep.runs.remote_folder import read_from
 
     if plot is not None:
         from fedsweep.figures.style import checked_path

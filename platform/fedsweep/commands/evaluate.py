@@ -29,7 +29,8 @@ _TENTHS = ("", "_sd", "_worst10", "_best10")
 
 def evaluate(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="The folder of a finished run; with --model also a CONFIG.")
+        str,
+        typer.Argument(metavar="RUN", help="The folder of a finished run, or its address; with --model also a CONFIG."),
     ],
     data: Annotated[
         str | None,

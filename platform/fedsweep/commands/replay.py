@@ -16,7 +16,7 @@ EXAMPLES = examples(
 
 
 def replay(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    folder: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a finished run, or its address.")],
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print everything on one line of JSON.")] = False,
 ) -> None:
@@ -27,8 +27,10 @@ def replay(
     plan, that is said, and nothing else.
     """
     from fedsweep.finished.replay import replay as replay_run
+    from fedsweep.runs.remote_folder import read_from
 
-    replayed = replay_run(folder, overrides or [])
+    with read_from([folder]) as (place,):
+        replayed = replay_run(Path(place), overrides or [])
     if as_json:
         import json
 

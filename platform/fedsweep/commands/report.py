@@ -66,8 +66,8 @@ def report(
     from fedsweep.reports.page import write_report
     from fedsweep.results.texts import bytes_text
     from fedsweep.results.worlds import LayoutKeys
+    from fedsweep.runs.remote_folder import read_from
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
-    from fedsweep.tracking.remote_folder import read_from
 
     store = resolve_uri(uri, out=local_store())
     keys = LayoutKeys(rows=parse_names(rows), columns=parse_names(columns))

@@ -111,8 +111,8 @@ def reproduce(
     from fedsweep.reproduce.definition.table_file import read_table
     from fedsweep.reproduce.reproduction import TableRequest
     from fedsweep.reproduce.task import begin
+    from fedsweep.runs.remote_folder import worked_on
     from fedsweep.sweeps.sweep_folder import SweepFolder
-    from fedsweep.tracking.remote_folder import worked_on
 
     with worked_on(out, going_on=resume or overwrite, dry=dry_run) as place:
         folder = SweepFolder(place) if place is not None else None

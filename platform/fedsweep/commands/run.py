@@ -63,7 +63,7 @@ def run(
 
     Ctrl-C writes a checkpoint first; [b]--resume[/b] goes on from there to the same result as an unbroken run.
     """
-    from fedsweep.tracking.remote_folder import worked_on
+    from fedsweep.runs.remote_folder import worked_on
 
     if resume is not None:
         excluded: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
@@ -102,8 +102,8 @@ def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: str 
     from fedsweep.commands.sweep import Asked, begin
     from fedsweep.config.load import load_config
     from fedsweep.runs.default_folder import default_folder
+    from fedsweep.runs.remote_folder import worked_on
     from fedsweep.sweeps.sweep_folder import SweepFolder
-    from fedsweep.tracking.remote_folder import worked_on
 
     tree = dict(load_config(config, overrides).given)
     tree["sweep"] = {"space": {"seed": {"grid": parse_seeds(seeds)}}}

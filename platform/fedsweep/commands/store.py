@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,7 @@ def _check_free(port: int) -> None:
 
 
 def sync(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    place: Annotated[str, typer.Argument(metavar="DIR", help="The folder of a run, or its address.")],
     uri: Annotated[
         str | None,
         typer.Option("--uri", metavar="URI", help="Another store than the run's [dim]tracking.uri[/dim]."),
@@ -71,17 +72,21 @@ def sync(
     """
     from fedsweep.catalog import resolve
     from fedsweep.driver.run import resumable
+    from fedsweep.runs.remote_folder import is_address, worked_on
     from fedsweep.tracking.mlflow_sync import complete, follow_run
 
-    folder = folder.expanduser().absolute()
-    config = resolve(resumable(folder)[0])
-    if uri is not None:
-        config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"uri": uri})})
-    elif follow and config.tracking.uri != "none":
-        raise ConfigError(
-            f"--follow: {folder} logs itself (tracking.uri); give --uri for another store, or start the run with"
-            " tracking.uri=none"
-        )
-    if follow:
-        follow_run(folder, config)
-    print(f"{folder}: {complete(folder, config)}")
+    if follow and is_address(place):
+        raise ConfigError(f"--follow: a run is followed where it is played; give its folder, not {place}")
+    with worked_on(place, going_on=True) if is_address(place) else nullcontext(Path(place)) as where:
+        folder = where.expanduser().absolute()
+        config = resolve(resumable(folder)[0])
+        if uri is not None:
+            config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"uri": uri})})
+        elif follow and config.tracking.uri != "none":
+            raise ConfigError(
+                f"--follow: {folder} logs itself (tracking.uri); give --uri for another store, or start the run with"
+                " tracking.uri=none"
+            )
+        if follow:
+            follow_run(folder, config)
+        print(f"{place if is_address(place) else folder}: {complete(folder, config)}")

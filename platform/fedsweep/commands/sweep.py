@@ -73,8 +73,8 @@ def sweep(
 
     A trial that breaks down is tried again from its last checkpoint; the exit code is 1 where one failed in the end.
     """
+    from fedsweep.runs.remote_folder import worked_on
     from fedsweep.sweeps.sweep_folder import SweepFolder
-    from fedsweep.tracking.remote_folder import worked_on
 
     if resume and (out is None or overwrite):
         raise ConfigError("--resume goes on with the sweep in --out DIR; give that, and no --overwrite")

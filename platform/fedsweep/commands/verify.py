@@ -36,7 +36,7 @@ _VARYING = frozenset({"timestamp_ms", "wall_time_s", "eval_time_s", "server_time
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished run.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder of a finished run, or its address.")],
     quiet: Quiet = False,
 ) -> None:
     """Run a folder's configuration again elsewhere and compare the results bit by bit.
@@ -45,13 +45,13 @@ def verify(
     sent and received, and accuracies by client. Exit code 1 where something differs.
     """
     from fedsweep.processes import scratch_folder
+    from fedsweep.runs.remote_folder import read_from
     from fedsweep.runs.run_folder import RunFolder
     from fedsweep.runs.sources import misfit
 
-    original = RunFolder(folder.expanduser().absolute())
-    result = _finished(original)
-    with scratch_folder() as scratch:
-        again = RunFolder(scratch / "run")
+    with read_from([folder]) as (place,), scratch_folder() as scratch:
+        original, again = RunFolder(Path(place).expanduser().absolute()), RunFolder(scratch / "run")
+        result = _finished(original)
         repeated = _play_again(original, again, quiet=quiet)
         differing = differences(original, again, results=(result, repeated))
     for line in differing:
@@ -59,7 +59,7 @@ def verify(
     changed = misfit(result, repeated["sources"], repeated["versions"])
     if differing:
         why = f", and it was made by other code or libraries: {changed}" if changed else ""
-        print(f"differs: {original.path} does not repeat bit by bit{why}")
+        print(f"differs: {folder} does not repeat bit by bit{why}")
         raise typer.Exit(1)
     also = f", also with code or libraries that are others now ({changed})" if changed else ""
     print(f"identical: {result['rounds']} rounds, model {result['model_sha256']}{also}")

@@ -33,6 +33,7 @@ from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.initial import read_weights, weights_file, weights_vector
 from fedsweep.records import State
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
+from fedsweep.runs.remote_folder import read_from
 from fedsweep.runs.run_folder import CHECKPOINTS, CONFIG, MODEL, RunFolder
 from fedsweep.trees import constants_sha256, layout_of, load_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
@@ -137,7 +138,7 @@ def evaluate(
     """Test the final model of a finished run, or another of its kind.
 
     Args:
-        source: The run's folder; with ``model`` also a configuration's file or a preset's name.
+        source: The run's folder, or its address; with ``model`` also a configuration's file or a preset's name.
         data: Whose test samples to take; None: the run's own. They are scaled and normalised as the run's own are.
         model: A file ``.safetensors`` to test in place of the run's model.
         overrides: ``KEY=VALUE`` below ``scenario``, ``evaluation`` and ``runtime``.
@@ -145,8 +146,8 @@ def evaluate(
     Raises:
         InputError: A folder, a file or data are not there, are damaged or do not fit.
     """
-    subject = open_subject(source, model=model, overrides=overrides)
-    with one_thread():
+    with read_from([source]) as (place,), one_thread():
+        subject = open_subject(place, model=model, overrides=overrides)
         return subject.evaluated(data, as_before=data is None and model is None and not overrides)
 
 

@@ -15,6 +15,7 @@ from fedsweep.config.schema import Config
 from fedsweep.errors import DataError, OutputError
 from fedsweep.experiment.build import model_builder
 from fedsweep.models.initial import weights_vector
+from fedsweep.runs.remote_folder import read_from
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.tasks.base import Task
 from fedsweep.tasks.kinds import Classification
@@ -28,12 +29,16 @@ def load_model(folder: str | Path) -> nn.Module:
     """Load the final global model of a finished run, in evaluation mode.
 
     Args:
-        folder: A run folder.
+        folder: A run folder, or its address.
 
     Raises:
         InputError: The folder holds no finished run, or its model does not fit its configuration.
     """
-    path = existing(folder)
+    with read_from([folder]) as (place,):
+        return _loaded(existing(place))
+
+
+def _loaded(path: Path) -> nn.Module:
     run_folder = RunFolder(path)
     run_folder.check_is_run()
     run_folder.model_bytes()

@@ -26,6 +26,7 @@ from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.folder_lock import sole_writer
+from fedsweep.runs.remote_folder import worked_on
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def reproduce_table(
 
     Args:
         request: What is asked for; a table's name or file alone is all of it at its smallest scale.
-        out: The folder; by default ``runs/<paper>-<table>-<scale>-<timestamp>``.
+        out: The folder, or its address; by default ``runs/<paper>-<table>-<scale>-<timestamp>``.
         resume: Go on with what ``out`` holds; finished cells are not run again.
         overwrite: Replace what ``out`` holds.
         costs_only: Only measures that need no training, over at most 80 rounds.
@@ -277,9 +278,10 @@ def reproduce_table(
     wanted = request
     if isinstance(wanted, str):
         wanted = TableRequest(table=wanted, scale=read_table(wanted).default_scale)
-    folder = None if out is None else SweepFolder(Path(out))
-    task = begin(wanted, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
-    return replace(task, fresh=fresh).make()
+    with worked_on(out, going_on=resume or overwrite) as place:
+        folder = None if place is None else SweepFolder(place)
+        task = begin(wanted, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
+        return replace(task, fresh=fresh).make()
 
 
 def begin(

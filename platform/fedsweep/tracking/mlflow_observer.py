@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedsweep.driver.observers import Observer, RunInfo
-from fedsweep.tracking.background import SILENT_S, BackgroundCall
+from fedsweep.runs.background import SILENT_S, BackgroundCall
 from fedsweep.tracking.mlflow_run import note_begun
 from fedsweep.tracking.mlflow_store import check_store, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from fedsweep.config.credentials import check_no_credentials
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.processes import silenced
-from fedsweep.tracking.background import BackgroundCall
+from fedsweep.runs.background import BackgroundCall
 from fedsweep.tracking.mlflow_empty import copy_empty_store, has_schema, keep_empty_store, schema_version
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import FedsweepError, ResourceError
+from fedsweep.runs.background import AT_MOST_S, BackgroundCall
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.tracking.background import AT_MOST_S, BackgroundCall
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, is_complete, note_begun
 from fedsweep.tracking.mlflow_store import PATIENCE_S, probe_store, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedsweep.driver.observers import RunInfo, method_name, run_tags
 from fedsweep.errors import OutputError, ResourceError
+from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import (
@@ -28,7 +29,6 @@ from fedsweep.runs.run_folder import (
     TRAFFIC,
     RunFolder,
 )
-from fedsweep.tracking.background import BackgroundCall
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, is_complete, key_text, note_complete
 from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, reason_of, resolve_uri
 from fedsweep.tracking.rows import TrackedRow, TrackedRows, telling

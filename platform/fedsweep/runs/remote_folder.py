@@ -6,6 +6,7 @@ for a network path. Credentials come from where these libraries look for them, n
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -22,10 +23,10 @@ from urllib.parse import parse_qsl, urlsplit
 from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, FedsweepError, OutputError, ResourceError, RunError
 from fedsweep.processes import scratch_folder
+from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.mirror import Mirror
 from fedsweep.runs.run_folder import CONFIG, PLAN
-from fedsweep.tracking.background import BackgroundCall
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -44,6 +45,9 @@ _WAYS_IN = (
 _MOST_WORDS = 300
 _Place = str | Path | None
 _T = TypeVar("_T")
+# What is kept to the end of this process.
+_BROUGHT = contextlib.ExitStack()
+atexit.register(_BROUGHT.close)
 _SECRETS = ("access_key", "secret_key", "password", "token", "credential")
 
 
@@ -217,6 +221,11 @@ def read_from(places: Iterable[str | Path]) -> Iterator[list[str | Path]]:
                 raise OutputError(f"{place}: there is nothing at this address")
             paths.append(folder)
         yield paths
+
+
+def brought(place: str | Path) -> Path:
+    """Give a place as a path; an address is brought here for as long as this process lives. Raises as the former."""
+    return Path(_BROUGHT.enter_context(read_from([place]))[0])
 
 
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import fedsweep
 from fedsweep.cli import main
 from fedsweep.errors import ConfigError, OutputError, ResourceError, RunError
+from fedsweep.runs import remote_folder
+from fedsweep.runs.remote_folder import MARK, read_from, worked_on
 from fedsweep.runs.run_folder import RunFolder
-from fedsweep.tracking import remote_folder
-from fedsweep.tracking.remote_folder import MARK, read_from, worked_on
 
 TINY = """
 name: tiny
@@ -49,6 +50,34 @@ def test_a_run_with_an_address_lies_there_and_goes_on_from_there_on_another_mach
     capsys.readouterr()
     assert main(["compare", address]) == 0
     assert "finished" in capsys.readouterr().out
+
+
+def test_whatever_reads_a_finished_run_reads_one_at_an_address(
+    address: str, tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("tiny.yaml").write_text(TINY)
+    result = fedsweep.run("tiny.yaml", out=address)
+    with pytest.raises(OutputError, match="is in use already"):
+        fedsweep.run("tiny.yaml", out=address)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    bits, before = result.summary["model_sha256"], names(tmp_path / "there")
+    loaded = fedsweep.load(address)
+    assert isinstance(loaded, fedsweep.Result) and loaded.summary["model_sha256"] == bits
+    assert loaded.evaluate().test_accuracy == result.summary["test_accuracy"]
+    for one, other in zip(fedsweep.load_model(address).parameters(), result.model.parameters(), strict=True):
+        assert one.equal(other)
+    assert "finished" in fedsweep.compare(address) and fedsweep.report(address, out="page.html").stat().st_size > 10_000
+    for words in (["evaluate", address], ["verify", address, "-q"], ["replay", address]):
+        assert main(words) == 0, words
+    said = capsys.readouterr().out
+    assert f"identical: 4 rounds, model {bits}" in said
+    assert names(tmp_path / "there") == before and [path.name for path in elsewhere.iterdir()] == ["page.html"]
+    for answer in ("MLflow has everything of it now", "MLflow has everything of it"):
+        assert main(["sync", address, "--uri", f"sqlite:///{store}"]) == 0
+        assert capsys.readouterr().out == f"{address}: {answer}\n"
+    assert names(tmp_path / "there") == before | {"mlflow.json"}
+    assert main(["sync", address, "--follow"]) == 2
 
 
 def test_a_place_in_use_is_not_written_to_without_being_asked_to(address: str, tmp_path: Path) -> None:
