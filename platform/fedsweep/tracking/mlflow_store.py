@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from fedsweep.config.credentials import check_no_credentials
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.processes import silenced
-from fedsweep.runs.background import BackgroundCall
+from fedsweep.runs.background import SILENT_S, BackgroundCall
 from fedsweep.tracking.mlflow_empty import copy_empty_store, has_schema, keep_empty_store, schema_version
 
 if TYPE_CHECKING:
@@ -180,7 +180,9 @@ def _is_in_order(path: Path, experiment: str | None) -> bool:
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
-    """Sees whether a store can be written right now, waiting so many seconds for a lock or an answer.
+    """Sees whether a store can be written right now, waiting so many seconds for a lock or a database's answer.
+
+    A server over the network has the patience of whoever waits for it: it may take seconds for each answer.
 
     Raises:
         ResourceError: It cannot, in one line.
@@ -190,7 +192,7 @@ def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
         if path is not None:
             _probe_sqlite(path, patience_s)
         elif uri.startswith(("http://", "https://")):
-            _probe_server(uri, patience_s)
+            _probe_server(uri)
         else:
             _probe_database(uri, patience_s)
     except (OSError, sqlite3.Error) as error:
@@ -323,11 +325,11 @@ def _has_tables(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _probe_server(uri: str, patience_s: float) -> None:
+def _probe_server(uri: str) -> None:
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]  # urllib knows no passwords in addresses
     try:
-        with urllib.request.urlopen(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health", timeout=patience_s):
+        with urllib.request.urlopen(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health", timeout=SILENT_S):
             return
     except urllib.error.HTTPError as error:
         # Whoever answers is there; what it thinks of the request is found out when the store is opened.

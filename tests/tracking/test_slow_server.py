@@ -1,0 +1,73 @@
+"""A server of MLflow's own that takes its time for each request: it is waited for no longer than is said."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsweep
+from fedsweep.config.load import load_config
+from fedsweep.runs.background import BackgroundCall
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.tracking.mlflow_store import open_store, probe_store
+from fedsweep.tracking.mlflow_sync import complete
+
+TINY = {
+    "scenario": {"clients": 4, "partition": {"kind": "iid"}},
+    "training": {"rounds": 3, "cohort_size": 2, "local_steps": 1},
+}
+DELAY_S, AT_MOST_S = 0.1, 1.0
+
+
+@pytest.fixture
+def server(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Its address; it keeps artifacts itself."""
+    from mlflow import server
+    from mlflow.server import handlers
+    from werkzeug.serving import make_server
+
+    monkeypatch.setenv(server.BACKEND_STORE_URI_ENV_VAR, f"sqlite:///{store}")
+    monkeypatch.setenv(server.ARTIFACT_ROOT_ENV_VAR, "mlflow-artifacts:/")
+    monkeypatch.setenv(server.ARTIFACTS_DESTINATION_ENV_VAR, str(tmp_path / "artifacts"))
+    monkeypatch.setenv(server.SERVE_ARTIFACTS_ENV_VAR, "true")
+    monkeypatch.setattr(handlers, "_tracking_store", None)
+
+    def slow(environment: dict[str, Any], start: Callable[..., Any]) -> Any:
+        time.sleep(DELAY_S)
+        return server.app(environment, start)
+
+    listening = make_server("127.0.0.1", 0, slow, threaded=True)
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}"
+    finally:
+        listening.shutdown()
+        listening.server_close()
+
+
+@pytest.mark.filterwarnings("ignore:starlette")
+def test_a_slow_server_is_waited_for_as_long_as_is_said_and_loses_nothing(
+    server: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe_store(server, patience_s=DELAY_S / 4)
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(BackgroundCall.wait, "__kwdefaults__", {"silent_s": 10.0, "at_most_s": AT_MOST_S})
+        result = fedsweep.run(TINY, overrides=[f"tracking.uri={server}"], out=folder)
+    # What the wait itself takes beyond its end is one look at the thread.
+    assert result.summary["timing"]["after"]["mlflow"] < AT_MOST_S + 1.5
+    (line,) = [record.getMessage() for record in caplog.records if "fedsweep sync" in record.getMessage()]
+    assert "lacks" in line and "(no answer within" in line and str(folder) in line
+    assert complete(folder, load_config(folder / "config.yaml")) == "MLflow has everything of it now"
+    client = open_store(f"sqlite:///{store}")  # the server's own
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert run.info.status == "FINISHED"
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "train_loss")] == [1, 2, 3]
+    assert {"model.safetensors", "rounds.parquet"} <= {path.name for path in (tmp_path / "artifacts").rglob("*")}
+    assert RunFolder(folder).read_result()["status"] == "finished"
