@@ -13,6 +13,7 @@ import torch
 
 from fedsweep.bench.device_proof import proofs as every_proof
 from fedsweep.commands import doctor
+from fedsweep.models.registry import MODELS
 from fedsweep.world.data import torchvision_compat
 
 Command = Callable[..., tuple[int, str, str]]
@@ -112,6 +113,12 @@ def test_doctor_tries_each_network_on_a_device(
     assert told["machine"]["device"] == "lazy"
     assert [n["network"] for n in told["networks"]] == ["mlp", "broken"]
     assert told["networks"][0]["stepping"]["off"] <= 1e-4
+
+
+def test_networks_that_classify_no_pictures_are_tried_on_data_of_theirs() -> None:
+    other = [name for name, entry in MODELS.items() if not entry.classifies]
+    tried = list(every_proof("cpu", other))
+    assert [(proved.network, proved.problem) for proved in tried] == [("transformer", None), ("fcn", None)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

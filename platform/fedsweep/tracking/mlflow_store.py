@@ -179,10 +179,10 @@ def _is_in_order(path: Path, experiment: str | None) -> bool:
         return False
 
 
-def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
-    """Sees whether a store can be written right now, waiting so many seconds for a lock or a database's answer.
+def probe_store(uri: str, *, patience_s: float = PATIENCE_S, answer_s: float = SILENT_S) -> None:
+    """Sees whether a store can be written right now, waiting so many seconds for a lock or a database.
 
-    A server over the network has the patience of whoever waits for it: it may take seconds for each answer.
+    A server of MLflow's may take longer for its answer; by default as long as anybody waits for one.
 
     Raises:
         ResourceError: It cannot, in one line.
@@ -192,7 +192,7 @@ def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
         if path is not None:
             _probe_sqlite(path, patience_s)
         elif uri.startswith(("http://", "https://")):
-            _probe_server(uri)
+            _probe_server(uri, answer_s)
         else:
             _probe_database(uri, patience_s)
     except (OSError, sqlite3.Error) as error:
@@ -325,11 +325,11 @@ def _has_tables(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _probe_server(uri: str) -> None:
+def _probe_server(uri: str, patience_s: float) -> None:
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]  # urllib knows no passwords in addresses
     try:
-        with urllib.request.urlopen(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health", timeout=SILENT_S):
+        with urllib.request.urlopen(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health", timeout=patience_s):
             return
     except urllib.error.HTTPError as error:
         # Whoever answers is there; what it thinks of the request is found out when the store is opened.
