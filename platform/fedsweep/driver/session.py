@@ -26,7 +26,8 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
 from fedsweep.results.view import run_so_far
-from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, read_earlier
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.earlier import read_earlier
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.facts import data_facts, peak_memory_mb, test_figures
 from fedsweep.runs.folder_lock import FolderGuard

@@ -11,7 +11,7 @@ from fedsweep.driver.plan import Plan
 from fedsweep.driver.run import plan_run, resumable
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.runs.checkpoints.checkpoint import read_earlier, write_earlier
+from fedsweep.runs.checkpoints.earlier import read_earlier, write_earlier
 from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder

@@ -136,18 +136,19 @@ class RunFolder:
         except UnicodeDecodeError as error:
             raise OutputError(f"{self.path / CONFIG}: not a text file in UTF-8 (byte {error.start})") from error
 
-    def write_table(self, name: str, table: pa.Table) -> None:
-        """Write one of the run's tables, or replaces it."""
+    def write_table(self, name: str, table: pa.Table, *, values_recur: bool = True) -> None:
+        """Write one of the run's tables, or replaces it; where values seldom recur, without looking for that."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        pq.write_table(table, sink, use_dictionary=values_recur)
         self._write(name, sink.getvalue().to_pybytes())
 
     def write_rounds(self, records: Sequence[RoundRecord]) -> None:
         """Replace the table of rounds by one with a row for each record."""
-        self.write_table(ROUNDS, self._rounds.of(records))
+        # As often as there are checkpoints: what goes with the rounds played is to be little.
+        self.write_table(ROUNDS, self._rounds.of(records), values_recur=False)
 
     def rounds_table(self) -> pa.Table:
         """Read the table of rounds.

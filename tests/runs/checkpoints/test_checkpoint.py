@@ -251,6 +251,21 @@ def test_old_rows_are_not_written_again(tmp_path: Path) -> None:
     assert [r.round for r in loaded_state(tmp_path).records] == list(range(1, 252))
 
 
+def test_a_manifest_names_few_blocks_of_rows_however_long_the_run_is_and_resuming_writes_none_again(
+    tmp_path: Path,
+) -> None:
+    store_in(tmp_path).save(state_of(2345), fetch=same)
+    before = set(files_of(tmp_path / "checkpoints" / "objects"))
+    assert len(before) == 3 + 2 + 3 + 1  # the state and two memories, blocks of 1,000 and of 100 rows, the rest
+    state = loaded_state(tmp_path)
+    assert [row.round for row in state.records] == list(range(1, 2346))
+    store = store_in(tmp_path)
+    resumed = store.newest(keep_handle=same).state
+    assert resumed is not None
+    store.save(replace(resumed, clock=99.0), fetch=same)
+    assert len(set(files_of(tmp_path / "checkpoints" / "objects")) - before) == 1  # the state alone
+
+
 def test_nothing_to_load_is_no_error(tmp_path: Path) -> None:
     assert load(tmp_path / "absent") == Loaded(state=None, path=None, skipped=())
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.client.messages import Handle
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
@@ -28,10 +26,8 @@ from fedsweep.records import RoundRecord, State
 from fedsweep.runs.checkpoints.record_codec import pack, unpack
 from fedsweep.runs.checkpoints.state_codec import from_bytes, refuse_constant, to_bytes
 from fedsweep.runs.files import (
-    EARLIER,
     ObjectRef,
     ObjectStore,
-    atomic_write,
     read_plain,
     sweep_temporaries,
     sync_folder,
@@ -43,13 +39,15 @@ _VERSION = 1
 _MANIFEST = re.compile(r"round-(\d{6,12})\.json")
 # A manifest has some hundred bytes per client that remembers something; this is for more than a million of them.
 _MAX_MANIFEST_BYTES = 256 * 2**20
-# Rows are kept in blocks, so that a long run does not write all of its past again with each checkpoint.
-_ROWS_PER_OBJECT = 100
+# Rows are kept in blocks, so that a long run does not write all of its past again with each checkpoint; so many full
+# blocks become one, so that a manifest names few however long the run is.
+_ROWS_PER_OBJECT, _BLOCKS_PER_BLOCK = 100, 10
 
 # So many clients' memories are in memory twice while they are written.
 _AT_ONCE = 64
 
 _Rows = tuple[RoundRecord, ...]
+_Ends = tuple[RoundRecord, RoundRecord]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +98,7 @@ class CheckpointStore:
         self._objects = ObjectStore(self._folder / "objects", suffix=".safetensors")
         # What was last written or read, so that unchanged memories and rows are neither fetched nor encoded again.
         self._memories: dict[int, tuple[Handle, ObjectRef]] = {}
-        self._rows: dict[int, tuple[_Rows, ObjectRef]] = {}
+        self._rows: dict[tuple[int, int], tuple[_Ends, ObjectRef]] = {}
 
     # -- saving --------------------------------------------------------------------------------------------------
 
@@ -177,15 +175,17 @@ class CheckpointStore:
         return saved is not None and saved[0] is handle and self._objects.holds(saved[1])
 
     def _keep_rows(self, records: _Rows) -> tuple[ObjectRef, ...]:
-        refs = []
-        for start in range(0, len(records), _ROWS_PER_OBJECT):
-            block = records[start : start + _ROWS_PER_OBJECT]
-            stored = self._rows.get(start)
-            if stored is None or not _same_objects(stored[0], block) or not self._objects.holds(stored[1]):
-                stored = (block, self._objects.put(to_bytes(pack(_Rows, block), root="records")))
-                self._rows[start] = stored
-            refs.append(stored[1])
-        return tuple(refs)
+        blocks: dict[tuple[int, int], tuple[_Ends, ObjectRef]] = {}
+        for place in _blocks(len(records)):
+            start, stop = place
+            stored = self._rows.get(place)
+            # A run that goes back plays all rounds from there anew, so a block with the same ends is the same.
+            if stored is None or not _same_ends(stored[0], records, place) or not self._objects.holds(stored[1]):
+                ref = self._objects.put(to_bytes(pack(_Rows, records[start:stop]), root="records"))
+                stored = ((records[start], records[stop - 1]), ref)
+            blocks[place] = stored
+        self._rows = blocks
+        return tuple(ref for _, ref in blocks.values())
 
     def _drop_old(self, newest: Path) -> None:
         """Drop manifests first: an object may go only when no manifest that stays on the disk refers to it."""
@@ -263,15 +263,30 @@ class CheckpointStore:
 
     def _remember(self, manifest: _Manifest, records: _Rows, handles: dict[int, Handle]) -> None:
         self._memories = {client: (handle, manifest.memories[client]) for client, handle in handles.items()}
-        starts = range(0, len(records), _ROWS_PER_OBJECT)
-        self._rows = {
-            start: (records[start : start + _ROWS_PER_OBJECT], ref)
-            for start, ref in zip(starts, manifest.rows, strict=False)
-        }
+        places = _blocks(len(records))
+        # An older version's blocks are all of one size: they are written once more.
+        if len(places) == len(manifest.rows):
+            self._rows = {
+                (start, stop): ((records[start], records[stop - 1]), ref)
+                for (start, stop), ref in zip(places, manifest.rows, strict=True)
+            }
 
 
-def _same_objects(first: _Rows, second: _Rows) -> bool:
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+def _blocks(count: int) -> list[tuple[int, int]]:
+    """Return where the blocks of so many rows begin and end: large ones first, of the rest as many as there are."""
+    places: list[tuple[int, int]] = []
+    start = 0
+    while start < count:
+        size = _ROWS_PER_OBJECT
+        while size * _BLOCKS_PER_BLOCK <= count - start:
+            size *= _BLOCKS_PER_BLOCK
+        places.append((start, min(start + size, count)))
+        start += size
+    return places
+
+
+def _same_ends(ends: _Ends, records: _Rows, place: tuple[int, int]) -> bool:
+    return ends[0] is records[place[0]] and ends[1] is records[place[1] - 1]
 
 
 def _check_vectors(state: RunState) -> None:
@@ -356,35 +371,3 @@ def newest_round(folder: Path) -> int:
     path = folder / "checkpoints"
     names = (_MANIFEST.fullmatch(entry.name) for entry in path.iterdir()) if path.is_dir() else ()
     return max((int(name[1]) for name in names if name), default=0)
-
-
-def write_earlier(folder: Path, hashes: Sequence[str]) -> None:
-    """Replace the list of the hashes that a run's shorter configurations had: it may go on from their checkpoints.
-
-    Raises:
-        OutputError: It can't be written.
-    """
-    try:
-        atomic_write(folder / EARLIER, f"{json.dumps(list(dict.fromkeys(hashes)), indent=1)}\n".encode())
-    except OSError as error:
-        raise OutputError(f"{folder / EARLIER}: cannot be written: {error.strerror or error}") from error
-
-
-def read_earlier(folder: Path) -> tuple[str, ...]:
-    """Read the hashes of :func:`write_earlier`; none where the run has the rounds that it was begun with.
-
-    Raises:
-        OutputError: The file is damaged.
-    """
-    path = folder / EARLIER
-    if not os.path.lexists(path):
-        return ()
-    try:
-        hashes = parse_json(read_regular(path, max_bytes=MOST_TEXT_BYTES))
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise OutputError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(hashes, list) or not all(isinstance(item, str) for item in hashes):
-        raise OutputError(f"{path}: it must be a list of the configurations' hashes")
-    return tuple(hashes)
