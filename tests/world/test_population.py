@@ -12,13 +12,16 @@ from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.clients import ClientColumns, client_profiles
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.finished.growth import grow
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.tables.clients import clients_table
 from fedsweep.streams import stream
 from fedsweep.world.availability import CapabilityAvailability
+from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partitions.drawn import DrawnClients
-from fedsweep.world.population import Built, DrawnPresence
+from fedsweep.world.population import Built, DrawnPresence, Split
 
 MANY = 10**9
 LABELS = np.repeat(np.arange(4), [10, 20, 30, 40])
@@ -143,3 +146,22 @@ def test_the_plan_asks_nobody_who_is_not_chosen() -> None:
 def test_what_asks_everybody_is_refused_by_name(scenario: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=f"kind drawn makes clients when they take part, but {named} asks all"):
         experiment(**scenario)
+
+
+def test_split_data_are_columns_that_read_as_clients_arrays_and_profiles() -> None:
+    parts = [np.array([4, 1]), np.array([], dtype=np.int64), np.array([0, 2, 3])]
+    split = Split.of(parts)
+    assert [part.tolist() for part in split] == [[4, 1], [], [0, 2, 3]] and split[-1].tolist() == [0, 2, 3]
+    assert split.sizes.tolist() == [2, 0, 3] and [part.tolist() for part in split[::-1]] == [[0, 2, 3], [], [4, 1]]
+    labels = np.array([0, 1, 1, 2, 0])
+    profiles = client_profiles(labels, 3, split, None)
+    assert [(p.client, p.num_samples, p.label_counts.tolist(), p.capability) for p in profiles] == [
+        (0, 2, [1, 1, 0], 1.0),
+        (1, 0, [0, 0, 0], 0.9),
+        (2, 3, [1, 1, 1], 0.8),
+    ]
+    listed = ClientColumns.of(tuple(profiles))
+    assert clients_table(profiles).equals(clients_table(tuple(profiles)))
+    assert np.array_equal(listed.label_counts_NC, label_counts(labels, parts, 3))
+    with pytest.raises(IndexError):
+        split[3]

@@ -120,7 +120,11 @@ class ClientSide:
         """Return a client's number of samples over the clients' mean."""
         if isinstance(self.indices, Drawn):
             return 1.0  # a drawn population's clients are of one size
-        return len(self.indices[client]) * len(self.indices) / sum(map(len, self.indices))
+        return len(self.indices[client]) * len(self.indices) / self._num_samples
+
+    @cached_property
+    def _num_samples(self) -> int:
+        return sum(map(len, self.indices))
 
 
 @dataclass(frozen=True, kw_only=True)

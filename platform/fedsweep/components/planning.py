@@ -50,8 +50,8 @@ class UniformSelection(Selection):
         size = min(context.cohort_size, len(context.available))
         if isinstance(context.available, DrawnPresence):
             return context.available.draw(size, context.stream.numpy()), state
-        chosen = context.stream.numpy().choice(np.asarray(context.available), size=size, replace=False)
-        return tuple(sorted(int(client) for client in chosen)), state
+        places = context.stream.numpy().choice(len(context.available), size=size, replace=False)
+        return tuple(sorted(context.available[place] for place in places.tolist())), state
 
 
 class SubModelPolicy(ServerComponent):

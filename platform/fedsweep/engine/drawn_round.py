@@ -34,7 +34,7 @@ class DrawnRound:
         return Built(length=len(self.world.profiles), build=self._num_samples)
 
     @property
-    def available(self) -> DrawnPresence:
+    def available(self) -> Sequence[int]:
         """The clients that are there and have data."""
         return DrawnPresence(length=len(self.world.profiles), is_there=self._is_available)
 

@@ -151,7 +151,7 @@ class Engine:
                 components[seam] = ask(component, "observe", components[seam], record, when="before round 1")
 
     def _measured(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
-        everybody = (profile.client for profile in self.experiment.world.profiles)
+        everybody = range(len(self.experiment.world.profiles))
         clients = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
         answers = self.fleet.measure(Question(clients=clients, probes=probes), vector, {})
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})

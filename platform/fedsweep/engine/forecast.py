@@ -21,6 +21,7 @@ from fedsweep.engine.round import Round
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, client_side, server_context
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded, hook_of
@@ -259,7 +260,11 @@ def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> li
 def _filled_batches(experiment: Experiment) -> list[str]:
     """Say where a client's samples come several times in one batch."""
     # Of a drawn population nobody is asked who is not chosen.
-    sizes = [] if experiment.world.is_drawn else [len(samples) for samples in experiment.world.indices]
+    sizes = (
+        []
+        if experiment.world.is_drawn
+        else [int(size) for size in ClientColumns.of(experiment.world.profiles).num_samples]
+    )
     jobs = [(size, *experiment.local_steps(client, size)[1:]) for client, size in enumerate(sizes) if size]
     if not (filled := [(size, batch) for size, batch, whole in jobs if whole and batch > size]):
         return []

@@ -77,7 +77,7 @@ def own_models_question(
         round: Rounds that are done.
         models: Of hubs, by hub: of a client, in the server's place.
     """
-    clients = tuple(profile.client for profile in experiment.world.profiles)
+    clients = tuple(range(len(experiment.world.profiles)))
     return Question(
         clients=clients,
         probes=(test,),

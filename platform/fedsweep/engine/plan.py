@@ -21,6 +21,7 @@ from fedsweep.engine.ledger import Size
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.checks import nobody_drops_out
+from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask, wrong
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
@@ -118,11 +119,9 @@ class Planner:
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs, stop = experiment, costs, experiment.training.stop
         self._spending = RunSpending(most_bytes=stop.total_bytes, most_s=stop.sim_time_s)
-        clients, self._is_drawn = range(len(experiment.world.profiles)), experiment.world.is_drawn
-        self._everybody: Sequence[int] = clients if self._is_drawn else tuple(clients)
+        self._everybody, self._is_drawn = range(len(experiment.world.profiles)), experiment.world.is_drawn
         self._most_selected = experiment.world.stragglers.num_selected(experiment.training.cohort_size)
-        profiles = () if self._is_drawn else experiment.world.profiles
-        self._num_samples = np.array([profile.num_samples for profile in profiles])
+        self._clients = ClientColumns.of(() if self._is_drawn else experiment.world.profiles)
 
     def plan(self, state: RunState) -> RoundPlan:
         """Return the next round.
@@ -180,18 +179,16 @@ class Planner:
         experiment, round = self._experiment, state.round + 1
         world, method = experiment.world, experiment.method
         classes, chooser = experiment.classes(round), state.components["selection"]
-        present = self._everybody
+        present: Sequence[int] = self._everybody
         samples: Sequence[int] | np.ndarray
-        available: Sequence[int]
         if self._is_drawn:
             drawn = self._drawn_round(classes, state)
             samples, available = drawn.samples, drawn.available
         else:
-            samples = self._samples(classes) if classes else self._num_samples
+            samples = self._samples(classes) if classes else self._clients.num_samples
             if world.availability is not None:
                 present = self._present(world.availability, state, round)
-            # Under drift a client may be there and have no sample of its classes.
-            available = tuple(k for k in present if samples[k])
+            available = self._with_samples(present, samples)
         context = RoundContext(
             round=round,
             available=available,
@@ -213,26 +210,30 @@ class Planner:
         cohort: tuple[int, ...] = ()
         if available:
             cohort, chooser = ask(method.selection, "choose", chooser, context, when=f"in round {round}")
-        there = available if self._is_drawn else set(available)
+        there = set(available) if isinstance(available, tuple) else available
         if not all(client in there for client in cohort) or len(set(cohort)) < len(cohort):
             raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
         # Ascending from here on, for the order of all sums; `drawn` has the order in which they were chosen.
         work = {k: self._work(k, int(samples[k]), classes.get(k)) for k in sorted(cohort)}
         return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
 
+    def _with_samples(self, present: Sequence[int], samples: np.ndarray) -> Sequence[int]:
+        """Return who is there and has data: under drift a client may have no sample of its classes."""
+        has_all = present is self._everybody and bool(np.all(samples))
+        return present if has_all else tuple(k for k in present if samples[k])
+
     def _drawn_round(self, classes: Mapping[int, tuple[int, ...]], state: RunState) -> DrawnRound:
         world, seed = self._experiment.world, self._experiment.seed
         return DrawnRound(world=world, seed=seed, round=state.round + 1, classes=classes, history=state.accuracies)
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
-        profiles = self._experiment.world.profiles
-        return np.array([int(p.label_counts[list(classes[p.client])].sum()) for p in profiles])
+        return np.array([int(row[list(classes[k])].sum()) for k, row in enumerate(self._clients.label_counts_NC)])
 
     def _present(self, availability: Availability, state: RunState, round: int) -> tuple[int, ...]:
         world, seed = self._experiment.world, self._experiment.seed
         present = availability.draw(
             round,
-            capabilities=np.array([p.capability for p in world.profiles]),
+            capabilities=self._clients.capabilities,
             history=dict(state.accuracies),
             stream_for=lambda k: stream(seed, "availability", round, k),
         )

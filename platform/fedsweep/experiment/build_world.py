@@ -20,7 +20,7 @@ from fedsweep.tasks.kinds import Classification
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.drift import Drift
 from fedsweep.world.partitions.base import check_parts
-from fedsweep.world.population import Built, Drawn
+from fedsweep.world.population import Built, Drawn, Split
 from fedsweep.world.stragglers import WaitForAll
 from fedsweep.world.topology import Star
 from fedsweep.world.transforms import Transform
@@ -185,7 +185,8 @@ def _split(
     if partition.draws_clients:
         return Built(length=scenario.clients, build=lambda k: rest[parts[k]])
     check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
-    return tuple(rest[part] for part in parts)
+    whole = Split.of(parts)
+    return Split(flat=rest[whole.flat], ends=whole.ends)
 
 
 def _skewed(config: Config, dataset: Dataset, indices: Sequence[np.ndarray], drift: Drift | None) -> np.ndarray:

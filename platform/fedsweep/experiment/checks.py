@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.world.stragglers import StragglerPolicy
 
@@ -22,14 +25,14 @@ def check_world(experiment: Experiment) -> None:
         check_world(option.experiment)
     _check_task(experiment)
     # A drawn population has neither empty clients nor devices.
-    profiles = () if experiment.world.is_drawn else experiment.world.profiles
-    empty = [p.client for p in profiles if p.num_samples == 0]
+    clients = ClientColumns.of(() if experiment.world.is_drawn else experiment.world.profiles)
+    empty = np.flatnonzero(clients.num_samples == 0).tolist()
     if empty:
         raise ConfigError(
             f"every client needs at least one sample, but clients {empty[:5]} have none; use fewer clients or"
             " another scenario.partition"
         )
-    devices = [p.device for p in profiles if p.device is not None]
+    devices = clients.devices or ()
     method, may_drop_out = experiment.method, [d.drop_probability for d in devices]
     if devices and method.pacing.carries_work() and not nobody_drops_out(experiment.world.stragglers, may_drop_out):
         raise ConfigError(

@@ -3,20 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientProfile
 from fedsweep.world.availability import KIND_SPEEDS, Availability, capabilities
-from fedsweep.world.devices import DeviceFleet
+from fedsweep.world.devices import DeviceFleet, DeviceProfile
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
-from fedsweep.world.population import Built, Drawn
+from fedsweep.world.population import Built, Drawn, Split
 
 if TYPE_CHECKING:  # reading a configuration takes more than torch and numpy
     from fedsweep.config.schema import Config
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClientColumns(Sequence[ClientProfile]):
+    """All clients' profiles in columns; a client's is made when it is asked for.
+
+    Attributes:
+        num_samples: Training samples of each [N].
+        label_counts_NC: Their classes.
+        capabilities: See :class:`ClientProfile` [N].
+        devices: Theirs, or None.
+    """
+
+    num_samples: np.ndarray
+    label_counts_NC: np.ndarray
+    capabilities: np.ndarray
+    devices: Sequence[DeviceProfile] | None
+
+    @classmethod
+    def of(cls, profiles: Sequence[ClientProfile]) -> ClientColumns:
+        """Return the columns of profiles; clients are numbered by their place in them."""
+        if isinstance(profiles, ClientColumns):
+            return profiles
+        devices = [profile.device for profile in profiles if profile.device is not None]
+        return cls(
+            num_samples=np.array([profile.num_samples for profile in profiles], dtype=np.int64),
+            label_counts_NC=np.array([profile.label_counts for profile in profiles]),
+            capabilities=np.array([profile.capability for profile in profiles], dtype=np.float64),
+            devices=devices or None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.num_samples)
+
+    @overload
+    def __getitem__(self, place: int) -> ClientProfile: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[ClientProfile]: ...
+
+    def __getitem__(self, place: int | slice) -> ClientProfile | list[ClientProfile]:
+        if isinstance(place, slice):
+            return [self[k] for k in range(*place.indices(len(self)))]
+        client = range(len(self))[place]
+        return ClientProfile(
+            client=client,
+            num_samples=int(self.num_samples[client]),
+            label_counts=self.label_counts_NC[client],
+            capability=float(self.capabilities[client]),
+            device=None if self.devices is None else self.devices[client],
+        )
 
 
 def client_profiles(
@@ -42,18 +94,11 @@ def client_profiles(
             )
 
         return Built(length=len(indices), build=profile)
-    counts_NC = label_counts(strata, indices, num_strata)
-    num_clients = len(indices)
-    able = capabilities(num_clients)
-    return tuple(
-        ClientProfile(
-            client=k,
-            num_samples=len(indices[k]),
-            label_counts=counts_NC[k],
-            capability=float(able[k]),
-            device=None if fleet is None else fleet.devices[k],
-        )
-        for k in range(num_clients)
+    return ClientColumns(
+        num_samples=indices.sizes if isinstance(indices, Split) else np.array([len(part) for part in indices]),
+        label_counts_NC=label_counts(strata, indices, num_strata),
+        capabilities=capabilities(len(indices)),
+        devices=None if fleet is None else fleet.devices,
     )
 
 

@@ -20,6 +20,7 @@ from fedsweep.components.codec import Codec, Communication
 from fedsweep.components.metrics import Metric
 from fedsweep.components.spending import SpendingPlanner
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.clients import ClientColumns
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import Counted, counted
 from fedsweep.records import ClientProfile, RoundRecord, ServerContext, State
@@ -271,7 +272,7 @@ class Experiment:
     @cached_property
     def label_counts_NC(self) -> np.ndarray:
         """Training samples per client and class."""
-        return np.stack([profile.label_counts for profile in self.world.profiles])
+        return ClientColumns.of(self.world.profiles).label_counts_NC
 
     def drawn(self, value: int | tuple[int, int], purpose: str, client: int) -> int:
         """Return a configured number, or a client's own draw from a range, the same in every round."""
@@ -304,7 +305,7 @@ class Experiment:
     def _num_samples(self) -> int:
         if self.world.is_drawn:
             return len(self.world.profiles) * self.world.profiles[0].num_samples
-        return sum(profile.num_samples for profile in self.world.profiles)
+        return int(ClientColumns.of(self.world.profiles).num_samples.sum())
 
     def local_steps(self, client: int, num_samples: int) -> tuple[int, int, bool]:
         """Return a client's local steps, batch size, and whether its batches are whole; it has at least 1 sample."""

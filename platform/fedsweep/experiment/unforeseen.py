@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, World, server_context
 
 _PLANNING_SEAMS = ("selection", "submodels", "pacing")
@@ -32,7 +33,7 @@ def _asks_history(world: World) -> bool:
     availability, profiles = world.availability, world.profiles
     if availability is None:
         return False
-    able = np.array([profile.capability for profile in profiles])
+    able = ClientColumns.of(profiles).capabilities
     poor, rich = (
         availability.probability(1, capabilities=able, history=dict.fromkeys(range(len(profiles)), (value,) * 3))
         for value in (0.0, 1.0)

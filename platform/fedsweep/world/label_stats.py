@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedsweep.errors import InvariantError
 from fedsweep.streams import Stream
+from fedsweep.world.population import Split
 
 
 def label_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], num_classes: int) -> NDArray[np.int64]:
@@ -23,11 +24,11 @@ def label_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], 
         parts: Each client's sample indices; may overlap.
         num_classes: C.
     """
-    sizes = [len(part) for part in parts]
+    sizes = parts.sizes if isinstance(parts, Split) else [len(part) for part in parts]
     if not sum(sizes):
         return np.zeros((len(parts), num_classes), np.int64)
     clients = np.repeat(np.arange(len(parts)), sizes)
-    cells = clients * num_classes + labels[np.concatenate(parts)]
+    cells = clients * num_classes + labels[parts.flat if isinstance(parts, Split) else np.concatenate(parts)]
     return np.bincount(cells, minlength=len(parts) * num_classes).reshape(len(parts), num_classes)
 
 

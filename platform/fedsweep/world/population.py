@@ -78,6 +78,44 @@ class Built(Drawn[_Item]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Split(Sequence[NDArray[np.int64]]):
+    """The samples of clients that data are split between: one array of indices, and where each client's end.
+
+    Attributes:
+        flat: All indices, client by client [S].
+        ends: Where each client's end in it [N].
+    """
+
+    flat: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parts: Sequence[NDArray[np.int64]]) -> Split:
+        """Put clients' arrays one behind the other."""
+        return cls(flat=np.concatenate(parts), ends=np.cumsum([len(part) for part in parts]))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Each client's number of samples [N]."""
+        return np.diff(self.ends, prepend=0)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, place: int) -> NDArray[np.int64]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[NDArray[np.int64]]: ...
+
+    def __getitem__(self, place: int | slice) -> NDArray[np.int64] | list[NDArray[np.int64]]:
+        if isinstance(place, slice):
+            return [self[k] for k in range(*place.indices(len(self)))]
+        client = range(len(self))[place]
+        return self.flat[int(self.ends[client - 1]) if client else 0 : int(self.ends[client])]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnPresence(Sequence[int]):
     """The clients of a drawn population that are there and have data; each is asked when somebody wants to know.
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from fedsweep.card import values_counted
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.plan import RoundPlan
+from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientProfile
@@ -40,7 +42,7 @@ class Beside:
         groups: Callable[[], Any] = getattr(template, "unit_groups", tuple)
         features = getattr(template, "has_features", False)
         profiles = sized(experiment)
-        self._largest = max(profiles, key=lambda p: (p.num_samples, -p.client)).client
+        self._largest = profiles[int(np.argmax(ClientColumns.of(profiles).num_samples))].client
         self._symbols: Mapping[str, Any] = {
             "input_values": sample_values(experiment.world.data.images),
             "classes": experiment.world.data.num_classes,
@@ -120,7 +122,7 @@ class Beside:
         if not any(getattr(card, which) for card, _ in self._cards for which in ("setup_up", "setup_down")):
             return 0
         formulas: tuple[Formula, ...] = ("setup_up", "setup_down")
-        clients = [profile.client for profile in self._world.profiles]
+        clients = range(len(self._world.profiles))
         params = self._costs.layout.num_params
         total = sum(
             self._values(which, k, FULL_MODEL, round=0, first=True, params=params)

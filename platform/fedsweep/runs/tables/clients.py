@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedsweep.experiment.clients import ClientColumns
 from fedsweep.records import ClientProfile
 from fedsweep.runs.tables.arrow_columns import list_column, number_column
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
@@ -36,21 +37,23 @@ def clients_table(profiles: Sequence[ClientProfile], budget_values: Sequence[flo
     """
     import pyarrow as pa
 
-    label_counts_NC = np.array([profile.label_counts for profile in profiles])
-    kl, js = _divergences(label_counts_NC)
-    columns = {
-        "client": number_column([profile.client for profile in profiles], pa.int64()),
-        "num_samples": number_column([profile.num_samples for profile in profiles], pa.int64()),
-        "label_counts": list_column(label_counts_NC.tolist(), pa.list_(pa.int64())),
+    columns = ClientColumns.of(profiles)
+    is_all = columns is profiles
+    kl, js = _divergences(columns.label_counts_NC)
+    nulls: list[float | None] = [None] * len(profiles)
+    cells = {
+        "client": number_column(np.arange(len(profiles)) if is_all else [p.client for p in profiles], pa.int64()),
+        "num_samples": number_column(columns.num_samples, pa.int64()),
+        "label_counts": list_column(columns.label_counts_NC, pa.list_(pa.int64())),
         "kl_divergence": number_column(kl, pa.float64()),
         "js_divergence": number_column(js, pa.float64()),
-        "budget_values": number_column(budget_values or [None] * len(profiles), pa.float64()),
+        "budget_values": number_column(budget_values or nulls, pa.float64()),
     }
     for name in _DEVICE_FIGURES:
-        cells = [None if profile.device is None else getattr(profile.device, name) for profile in profiles]
-        columns[name] = number_column(cells, pa.float64())
-    columns["capability"] = number_column([profile.capability for profile in profiles], pa.float64())
-    return pa.table(columns)
+        figures = nulls if columns.devices is None else [getattr(device, name) for device in columns.devices]
+        cells[name] = number_column(figures, pa.float64())
+    cells["capability"] = number_column(columns.capabilities, pa.float64())
+    return pa.table(cells)
 
 
 def _divergences(label_counts_NC: np.ndarray) -> tuple[list[float | None], list[float | None]]:
