@@ -177,3 +177,14 @@ def test_nothing_behind_a_link_is_removed(temporary: Path) -> None:
     with scratch_folder():
         pass
     assert (temporary / "mine" / "file").is_file()
+
+
+def test_a_process_that_may_not_map_the_libraries_says_so_before_they_abort() -> None:
+    words = [sys.executable, "-m", "fedsweep", "list", "methods"]
+    limits = (5 * 10**8, 5 * 10**8)
+    done = subprocess.run(
+        words, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits)
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: not enough memory: ulimit -v leaves 500 MB of addresses, and the libraries")
+    assert done.stderr.count("\n") == 1

@@ -42,7 +42,7 @@ from fedsweep.commands.terminal.options import examples
 from fedsweep.commands.terminal.output import lasting_output, note
 from fedsweep.errors import FedsweepError, InputError, RunError, first_line, lacks_memory
 from fedsweep.papers import COMMANDS
-from fedsweep.processes import collect_seldom, keep_freed_memory, look_here_last
+from fedsweep.processes import check_addresses, collect_seldom, keep_freed_memory, look_here_last
 
 _DEBUG = "--debug"
 # Characters of a message; with "error: " it stays below 500.
@@ -125,6 +125,7 @@ def _options(
     ] = False,
 ) -> None:
     del version, debug
+    check_addresses()
 
 
 @functools.cache

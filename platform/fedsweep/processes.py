@@ -17,6 +17,7 @@ import fcntl
 import gc
 import logging
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from fedsweep.errors import ResourceError
 
 _VARIABLE = "FEDSWEEP_USER_FOLDERS"
 # New objects between two searches; by default 700, and a driver and its actors look in vain while they import torch.
@@ -35,6 +38,8 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # glibc's names for mallopt: from which size a block is a mapping of its own, and how much free memory stays at the top.
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 _LARGEST_ON_HEAP, _FREE_THAT_STAYS = 2**30, 2**31 - 1
+# A run of four rounds on digits took a little less on Linux, and failed with 50 MB less.
+_LEAST_ADDRESSES = 10**9
 
 
 def collect_seldom() -> None:
@@ -52,6 +57,20 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
         mallopt(_M_TRIM_THRESHOLD, _FREE_THAT_STAYS)
+
+
+def check_addresses() -> None:
+    """Check that the process may map what the libraries take: with less, C++ may abort without a word of its own.
+
+    Raises:
+        ResourceError: It may not.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
+        raise ResourceError(
+            f"not enough memory: ulimit -v leaves {limit // 10**6} MB of addresses, and the libraries alone take"
+            f" {_LEAST_ADDRESSES // 10**6} MB; raise it"
+        )
 
 
 @cache

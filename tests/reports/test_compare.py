@@ -317,3 +317,12 @@ def test_a_result_that_is_no_file_is_passed_over_with_a_word(tmp_path: Path, odd
     make.get(odd, lambda path: path.symlink_to(tmp_path / "nowhere"))(place)
     runs = compared_runs([run])
     assert remarks(runs, group_settings(runs)) == [f"{place} is no regular file, so it is passed over"]
+
+
+def test_notes_name_the_run_or_the_setting_and_the_seeds_that_have_them(tmp_path: Path) -> None:
+    for seed, told in enumerate((["quiet"], ["quiet", "odd"])):
+        write_run(tmp_path / f"r{seed}", {"test_accuracy": 0.5 if seed else math.nan}, seed=seed, remarks=told)
+    runs = compared_runs([tmp_path])
+    settings = group_settings(runs)
+    assert remarks(runs, settings) == ["r0: quiet", "r0, seed 1: odd"]  # also of a run that counts as failed
+    assert remarks(runs, settings, by_run=True) == ["r0: quiet", "r1: quiet", "r1: odd"]

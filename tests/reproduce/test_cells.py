@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen, standing_of
+from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen, stand_in_of, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.sweeps.prepared_trial import overlaid
 
@@ -118,3 +118,22 @@ def test_only_what_the_full_scale_has_is_the_papers_setting(table: TableFile) ->
     assert standing_of(table, one(table, "smoke", "FedProx", "K=2")) == "other"
     assert standing_of(table, one(table, "full", "FedAvg", "even", overrides=["scenario.clients=7"])) == "other"
     assert standing_of(table, one(table, "full", "FedAvg", "even", overrides=["runtime.backend=local"])) == "paper"
+
+
+@pytest.mark.parametrize(
+    ("name", "stand_in"),
+    [("feddhad/figure7", "digits, mlp"), ("feddhad/table3", "digits, mlp"), ("fedstg/table1", "digits")],
+)
+def test_a_heading_names_what_stands_in_for_the_data_set_and_the_network_that_it_speaks_of(
+    name: str, stand_in: str
+) -> None:
+    table = read_table(name)
+    assert stand_in_of(table, cells_of(table, "smoke")[0]) == stand_in
+
+
+@pytest.mark.parametrize(
+    ("name", "is_papers"),
+    [("dynafed/figure5", True), ("dynamicfl/figure10", True), ("feddhad/table3", True), ("feddhad/overfitting", False)],
+)
+def test_a_table_with_a_papers_number_is_a_papers_even_where_nothing_is_printed(name: str, is_papers: bool) -> None:
+    assert read_table(name).is_papers is is_papers

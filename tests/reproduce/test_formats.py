@@ -97,6 +97,7 @@ def test_latex_is_balanced_and_escapes_what_it_must(table: TableFile) -> None:
     assert {line.replace(r"\&", "").count("&") for line in rows} == {4}
     assert r"72.1$\pm$0.4\textsuperscript{*$\dagger$}" in text and "(70.0$\\pm$0.5)" in text
     assert latex_text("--seeds") == "-{}-seeds" and latex_text("a - b-c") == "a - b-c"
+    assert latex_text('("a" and "b"), 5"') == "(``a'' and ``b''), 5''"
 
 
 def test_markdown_has_a_cell_for_each_heading_and_escapes_bars(table: TableFile) -> None:

@@ -75,6 +75,7 @@ def test_they_compile_without_an_overfull_box_in_the_width_that_they_name(tmp_pa
             room = COLUMN if width_of(tabular) <= COLUMN else PAGE
             body.append(rf"\typeout{{TABLE {name} {scale}}}\noindent\begin{{minipage}}{{{room}pt}}\noindent")
             body.append(rf"{tabular}\end{{minipage}}\clearpage")
+            body.append(rf"{as_latex(grid_of(table_named(name), scale))}\clearpage")  # with caption, claims and notes
     page = r"\documentclass[10pt]{article}\usepackage{booktabs}\usepackage[margin=1cm]{geometry}\textwidth=500pt"
     page += r"\textheight=900pt\begin{document}\setlength{\parindent}{0pt}" + "\n".join(body) + r"\end{document}"
     (tmp_path / "all.tex").write_text(page)

@@ -116,7 +116,7 @@ def compare(
     from fedsweep.commands.terminal.output import make_console, note
     from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.reports.setting_table import TableStyle
-    from fedsweep.results.settings import group_settings, remarks
+    from fedsweep.results.settings import group_settings, remarks, shortly_called
     from fedsweep.runs.remote_folder import read_from
 
     if plot is not None:
@@ -136,10 +136,11 @@ def compare(
         )
         print_comparison(runs, console, by=by, form=form, style=style)
         if form is Form.TEXT:
+            lines_are_runs = by is By.RUN and style.rows is None and style.columns is None
             diverged = [
                 f"{run.label}, seed {run.view.seed}: {run.view.divergence}" for run in runs if run.view.divergence
             ]
-            for text in (*diverged, *remarks(runs, group_settings(runs))):
+            for text in (*diverged, *remarks(shortly_called(runs), group_settings(runs), by_run=lines_are_runs)):
                 note(f"note: {text}")
         if plot is not None:
             from fedsweep.figures.study import plot_runs

@@ -12,7 +12,7 @@ from fedsweep.reports.who_pays import print_shares
 from fedsweep.reports.world_parts import share_of_box
 from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.selection import only_those, order_of
-from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs, shortly_called
+from fedsweep.results.settings import ReportRun, Setting, report_runs, shortly_called
 from fedsweep.results.texts import MISSING, bytes_text, metric_text, metric_title, seconds_text
 from fedsweep.results.view import load_runs, metrics_of
 from fedsweep.results.worlds import study_of
@@ -82,7 +82,7 @@ def print_comparison(
         print_layout(runs, console, style=style)
     else:
         print_settings(runs, console, style=style)
-    print_shares(group_settings(runs), console)
+    print_shares(study_of(runs), console)
 
 
 def print_runs(runs: Sequence[ReportRun], console: Console, *, style: TableStyle | None = None) -> None:

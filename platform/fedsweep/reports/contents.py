@@ -129,7 +129,7 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
         targets=tuple(target_rows(settings)),
         configs=configs,
         maps=maps,
-        shares=tuple(share_rows(settings)),
+        shares=tuple(share_rows(study)),
         charts={name: chart for name, chart in charts.items() if chart},
         tables=tuple(tables),
         verdicts=tuple(clean(line, longest=1000) for folder in sources.sweeps for line in read_verdict(folder)),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedsweep.results.settings import Setting
 from fedsweep.results.texts import MISSING
+from fedsweep.results.worlds import Study
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,8 @@ class ShareRow:
 
     Attributes:
         setting: The setting's place.
+        label: Its row's.
+        world: In what its world differs from others; empty for the only one.
         of: To whom.
         mean: Over all of them.
         sd: Their deviation.
@@ -33,6 +35,8 @@ class ShareRow:
     """
 
     setting: int
+    label: str
+    world: str
     of: str
     mean: float | None
     sd: float | None
@@ -40,29 +44,35 @@ class ShareRow:
     best: float | None
 
 
-def share_rows(settings: Sequence[Setting]) -> list[ShareRow]:
-    """Return the rows of those settings that were tested so, in the order of :data:`OF`, setting by setting."""
+def share_rows(study: Study) -> list[ShareRow]:
+    """Return the rows of those settings that were tested so, in the order of :data:`OF`, world by world."""
     rows = []
     for name, of in OF.items():
-        for place, setting in enumerate(settings):
-            mean, sd, worst, best = (setting.figure(name + part) for part in ("", "_sd", "_worst10", "_best10"))
-            if mean is not None:
-                rows.append(ShareRow(setting=place, of=of, mean=mean, sd=sd, worst=worst, best=best))
+        for world in study.layout.worlds:
+            for row, place in world.cells.items():
+                setting = study.settings[place]
+                mean, sd, worst, best = (setting.figure(name + part) for part in ("", "_sd", "_worst10", "_best10"))
+                if mean is not None:
+                    label = study.layout.rows[row] if world.label else setting.label
+                    whose = {"setting": place, "label": label, "world": world.label, "of": of}
+                    rows.append(ShareRow(**whose, mean=mean, sd=sd, worst=worst, best=best))
     return rows
 
 
-def print_shares(settings: Sequence[Setting], console: Console) -> None:
-    """Print the rows where there are some."""
+def print_shares(study: Study, console: Console) -> None:
+    """Print the rows where there are some; those of a world stand together."""
     from rich.table import Table
     from rich.text import Text
 
-    if not (rows := share_rows(settings)):
+    if not (rows := share_rows(study)):
         return
     table = Table(title="Who pays: accuracy at the last test", title_justify="left", box=None, pad_edge=False)
-    for place, heading in enumerate(("accuracy of", "setting", "mean", "sd", "worst 10%", "best 10%")):
-        table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place >= 2, overflow="fold")
+    names = ("accuracy of", *(("world",) if any(row.world for row in rows) else ()), "setting")
+    for place, heading in enumerate((*names, "mean", "sd", "worst 10%", "best 10%")):
+        is_name = place < len(names)
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     for row in rows:
         cells = (MISSING if x is None else f"{100 * x:.2f}%" for x in (row.mean, row.sd, row.worst, row.best))
-        table.add_row(*map(Text, (row.of, settings[row.setting].label, *cells)))
+        table.add_row(*map(Text, (row.of, *((row.world,) if len(names) > 2 else ()), row.label, *cells)))
     console.print()
     console.print(table)

@@ -161,10 +161,11 @@ def setting_line(grid: Grid) -> str:
 
 def standing_line(grid: Grid) -> str:
     """Return one line, above the table, where all of it has another setting than the paper's; else empty."""
-    if not grid.table.printed or not grid.is_other_throughout:
+    if not grid.table.is_papers or not grid.is_other_throughout:
         return ""
     where = f"The scale {grid.scale} is not" if grid.scale != FULL else "With --set this is not"
-    return f"{where} the paper's setting: its figures say nothing about the paper's, which stand in brackets."
+    place = ", which stand in brackets" if grid.table.printed else ""
+    return f"{where} the paper's setting: its figures say nothing about the paper's{place}."
 
 
 def notes(grid: Grid) -> list[str]:

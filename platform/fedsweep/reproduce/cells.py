@@ -149,10 +149,10 @@ def stand_in_of(table: TableFile, cell: Cell) -> str:
     heading = re.sub(r"[^a-z0-9]", "", cell.column.lower())
     pairs = {"scenario.dataset": (cell.config.scenario.dataset, full.scenario.dataset)}
     pairs["model"] = (cell.config.model.name, full.model.name)
+    called = {key: re.sub(r"[^a-z0-9]", "", there) for key, (_, there) in pairs.items()}
+    called["model"] = called["model"].rstrip("0123456789") or called["model"]  # papers say LeNet, not LeNet-5
     return ", ".join(
-        here
-        for key, (here, there) in pairs.items()
-        if here != there and (key in column.set or re.sub(r"[^a-z0-9]", "", there) in heading)
+        here for key, (here, there) in pairs.items() if here != there and (key in column.set or called[key] in heading)
     )
 
 

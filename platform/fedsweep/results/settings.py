@@ -202,14 +202,26 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
     return [_setting(runs, members, label=clean(label)) for label, members in zip(labels, groups.values(), strict=True)]
 
 
-def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]:
-    """List notes of runs at their end, and settings with equal models: methods that became something simpler."""
+def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting], *, by_run: bool = False) -> list[str]:
+    """List notes of runs at their end, and settings with equal models: methods that became something simpler.
+
+    Args:
+        runs: All.
+        settings: They, over their seeds.
+        by_run: Notes name the run, otherwise its setting and seed where not all of its seeds have the note.
+    """
     notes: dict[str, None] = {}
     labels_of: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for setting in settings:
+        for text, having in _told_by([runs[i] for i in setting.runs]).items():
+            whose = (
+                [setting.label]
+                if len(having) == len(setting.runs)
+                else [f"{setting.label}, seed {run.view.seed}" for run in having]
+            )
+            for label in [run.label for run in having] if by_run else whose:
+                notes[f"{label}: {text}"] = None
         own = [runs[i] for i in setting.counted]
-        for text in (text for run in own for text in run.remarks):
-            notes[f"{setting.label}: {text}"] = None
         models = tuple(sorted((str(run.view.seed), run.fact("model_sha256")) for run in own))
         if models and all(sha for _, sha in models):
             labels_of.setdefault(models, []).append(setting.label)
@@ -217,6 +229,15 @@ def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]
         notes[text] = None
     same = [f"the same models, bit for bit: {' and '.join(labels)}" for labels in labels_of.values() if len(labels) > 1]
     return [*same, *notes]
+
+
+def _told_by(runs: Sequence[ReportRun]) -> dict[str, list[ReportRun]]:
+    """Return the runs' notes, each with those that have it."""
+    having: dict[str, list[ReportRun]] = {}
+    for run in runs:
+        for text in dict.fromkeys(run.remarks):
+            having.setdefault(text, []).append(run)
+    return having
 
 
 def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:

@@ -26,7 +26,9 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    "“": "``",
+    "”": "''",
+    '"': "''",  # \textquotedbl is not in LaTeX's default encoding
     "±": r"$\pm$",
     "†": r"$\dagger$",
     "‡": r"$\ddagger$",
@@ -92,8 +94,8 @@ def unicode_text(text: str) -> str:
 
 
 def latex_text(text: object) -> str:
-    """Return text as LaTeX sets it; two hyphens stay two."""
-    apart = re.sub("-(?=-)", "-\0", str(text))
+    """Return text as LaTeX sets it, in any encoding of its fonts; two hyphens stay two."""
+    apart = re.sub("-(?=-)", "-\0", re.sub('"([^"]*)"', r"“\1”", str(text)))
     return "".join(_LATEX.get(character, character) for character in apart)
 
 

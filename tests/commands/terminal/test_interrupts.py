@@ -12,7 +12,7 @@ from fedsweep.cli import main
 from fedsweep.commands.terminal.interrupts import interrupts, is_interrupted
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_is_a_keyboard_interrupt_and_handlers_are_put_back(number: int) -> None:
     before = signal.getsignal(number)
     with interrupts():

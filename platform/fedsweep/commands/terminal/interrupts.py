@@ -1,4 +1,4 @@
-"""Signals that ask for the end: the first ends the run in good order, a second Ctrl-C or SIGTERM at once.
+r"""Signals that ask for the end: the first ends the run in good order, a second Ctrl-C, Ctrl-\ or SIGTERM at once.
 
 SIGHUP comes when a terminal is closed, and often twice; SIGUSR1 is how Slurm announces the end of a job's time.
 """
@@ -15,7 +15,7 @@ from types import FrameType
 
 INTERRUPTED = 130
 _SHOW_CURSOR = b"\x1b[?25h"
-_AT_ONCE = (signal.SIGINT, signal.SIGTERM)
+_AT_ONCE = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 _SIGNALS = (*_AT_ONCE, signal.SIGHUP, signal.SIGUSR1)
 _seen: list[int] = []
 
@@ -27,7 +27,7 @@ def is_interrupted() -> bool:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """Turn the first of the signals into a KeyboardInterrupt and let a second SIGINT or SIGTERM end the process.
+    """Turn the first of the signals into a KeyboardInterrupt and let a second SIGINT, SIGQUIT or SIGTERM end it.
 
     A signal that the parent process had ignored (a job in the background of a script) stays ignored.
     """

@@ -88,6 +88,11 @@ class TableFile(Section):
         return self.kind == RUNS
 
     @property
+    def is_papers(self) -> bool:
+        """True where scale full has a paper's setting: it prints figures, or a table that ships has its number."""
+        return bool(self.printed) or ("/" in self.name and re.search(r"(Table|Figure) \d", self.source) is not None)
+
+    @property
     def row_names(self) -> list[str]:
         """Of all rows, in order."""
         return [row.name for row in self.rows]

@@ -99,7 +99,7 @@ class Scene:
         if all(cell is not None and cell.standing == "paper" for cell in cells):
             return ""
         runs = [run for row in self.rows for column in self.columns for run in self.of(row, column)]
-        return setting_of_runs(runs, scale=self.grid.scale, is_papers=bool(self.table.printed))
+        return setting_of_runs(runs, scale=self.grid.scale, is_papers=self.table.is_papers)
 
     def printed(self, row: str, column: str, *, measure: Measure) -> float | None:
         """Return the paper's figure for a measure of the table, where the measured one may be compared with it."""
