@@ -321,8 +321,9 @@ def test_a_result_that_is_no_file_is_passed_over_with_a_word(tmp_path: Path, odd
 
 def test_notes_name_the_run_or_the_setting_and_the_seeds_that_have_them(tmp_path: Path) -> None:
     for seed, told in enumerate((["quiet"], ["quiet", "odd"])):
-        write_run(tmp_path / f"r{seed}", {"test_accuracy": 0.5 if seed else math.nan}, seed=seed, remarks=told)
+        accuracy = 0.5 if seed else math.nan  # of a run that counts as failed, too
+        write_run(tmp_path / f"r{seed}", {"test_accuracy": accuracy}, name="a", seed=seed, remarks=told)
     runs = compared_runs([tmp_path])
     settings = group_settings(runs)
-    assert remarks(runs, settings) == ["r0: quiet", "r0, seed 1: odd"]  # also of a run that counts as failed
-    assert remarks(runs, settings, by_run=True) == ["r0: quiet", "r1: quiet", "r1: odd"]
+    assert remarks(runs, settings) == ["a: quiet", "a, seed 1: odd"]
+    assert remarks(runs, settings, by_run=True) == ["a, seed 0: quiet", "a, seed 1: quiet", "a, seed 1: odd"]

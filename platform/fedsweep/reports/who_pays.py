@@ -54,8 +54,8 @@ def share_rows(study: Study) -> list[ShareRow]:
                 mean, sd, worst, best = (setting.figure(name + part) for part in ("", "_sd", "_worst10", "_best10"))
                 if mean is not None:
                     label = study.layout.rows[row] if world.label else setting.label
-                    whose = {"setting": place, "label": label, "world": world.label, "of": of}
-                    rows.append(ShareRow(**whose, mean=mean, sd=sd, worst=worst, best=best))
+                    figures = {"mean": mean, "sd": sd, "worst": worst, "best": best}
+                    rows.append(ShareRow(setting=place, label=label, world=world.label, of=of, **figures))
     return rows
 
 

@@ -208,19 +208,17 @@ def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting], *, by_run: b
     Args:
         runs: All.
         settings: They, over their seeds.
-        by_run: Notes name the run, otherwise its setting and seed where not all of its seeds have the note.
+        by_run: Notes name the run; otherwise its setting, with the seed where not all of its seeds have the note.
     """
     notes: dict[str, None] = {}
     labels_of: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for setting in settings:
         for text, having in _told_by([runs[i] for i in setting.runs]).items():
-            whose = (
-                [setting.label]
-                if len(having) == len(setting.runs)
-                else [f"{setting.label}, seed {run.view.seed}" for run in having]
-            )
-            for label in [run.label for run in having] if by_run else whose:
-                notes[f"{label}: {text}"] = None
+            if len(having) == len(setting.runs) and not by_run:
+                notes[f"{setting.label}: {text}"] = None
+                continue
+            for run in having:
+                notes[f"{run.label if by_run else setting.label}, seed {run.view.seed}: {text}"] = None
         own = [runs[i] for i in setting.counted]
         models = tuple(sorted((str(run.view.seed), run.fact("model_sha256")) for run in own))
         if models and all(sha for _, sha in models):

@@ -61,6 +61,34 @@ def test_neighbours_that_must_not_lie_apart(claimed: Callable[[str], TableFile])
         assert found.verdict.startswith(verdict) and "lie apart by less than 1" in found.claim
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "spent", "verdict", "said"),
+    [
+        (69.0, 3.0, "shown", "2 of 2 pairs so"),
+        (67.5, 3.0, "contradicted", "1 of 2 pairs so"),
+        (72.0, 6.5, "contradicted", "1 of 2 pairs so"),
+        (69.0, None, "not shown", "not measured: cost of FedAvg"),
+    ],
+)
+def test_a_row_may_lie_somewhat_below_another_for_less(
+    accuracy: float, spent: float | None, verdict: str, said: str, claimed: Callable[[str], TableFile]
+) -> None:
+    table = claimed("{above: FedProx, others: [FedAvg], within: 2, cost: cost, of_cost: 0.6}")
+    figures = {"FedAvg": (around(70), 10.0), "FedProx": (around(accuracy), spent)}
+    cells = tuple(
+        GridCell(
+            row=row,
+            column="even",
+            by_seed={"accuracy": by_seed, "cost": {} if sent is None else dict.fromkeys(SEEDS, sent)},
+        )
+        for row, (by_seed, sent) in figures.items()
+    )
+    grid = Grid(table=table, scale="full", rows=tuple(table.row_names), columns=("even",), cells=cells)
+    (found,) = findings(grid)
+    assert found.verdict == verdict and said in found.detail
+    assert found.claim == "FedProx above each of FedAvg, or within 2 of them, at less than 0.6 of their cost"
+
+
 def test_nothing_is_said_of_columns_and_rows_that_were_not_measured(claimed: Callable[[str], TableFile]) -> None:
     table = claimed(
         "{order: [FedAvg, FedProx], columns: [K=2]}, {order: [FedProx, SCAFFOLD]}, {order: [FedAvg, FedProx]}"
@@ -79,6 +107,8 @@ def test_nothing_is_said_of_columns_and_rows_that_were_not_measured(claimed: Cal
         "{columns: [even]}",
         "{above: FedAvgg}",
         "{column_order: [even, K=3]}",
+        "{order: [FedAvg, FedProx], within: 1}",
+        "{above: FedAvg, cost: nothing}",
     ],
 )
 def test_a_wrong_claim_is_refused(text: str, claimed: Callable[[str], TableFile]) -> None:

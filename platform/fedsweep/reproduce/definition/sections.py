@@ -197,6 +197,9 @@ class Claim(Section):
         above: The name of a row whose figure is larger than that of each of the ``others``.
         below: Likewise, smaller.
         others: Names of rows; by default all others that have cells.
+        within: Of ``above`` and ``below``: or on the other side of them by less than this, in the unit shown.
+        cost: Of ``above`` and ``below``: besides, this measure is less than ``of_cost`` times that of the others.
+        of_cost: See there; by default 1.
         column_order: Names of columns, the one with the largest figure first, in each row that has them all.
         rows: Of ``column_order``: names of rows; by default all.
         measure: By default the first.
@@ -210,6 +213,9 @@ class Claim(Section):
     above: str = ""
     below: str = ""
     others: Names | None = None
+    within: Annotated[float, Field(gt=0)] | None = None
+    cost: str = ""
+    of_cost: Annotated[float, Field(gt=0)] = 1.0
     column_order: Annotated[list[Text], Field(min_length=2)] | None = None
     rows: Names | None = None
     measure: str = ""
@@ -221,6 +227,8 @@ class Claim(Section):
         kinds = {"order": self.order, "above": self.above, "below": self.below, "column_order": self.column_order}
         if sum(map(bool, kinds.values())) != 1:
             raise ValueError(f"a claim has one of {', '.join(kinds)}")
+        if (self.within is not None or self.cost) and not (self.above or self.below):
+            raise ValueError("within and cost go with above or below")
         if self.says and self.sense:
             raise ValueError("a claim has the paper's words (says) or ours (sense), not both")
         return self
@@ -230,7 +238,10 @@ class Claim(Section):
         """The claim in a line."""
         if self.above or self.below:
             many = f"each of {', '.join(self.others)}" if self.others else "all others"
-            return f"{self.above or self.below} {'above' if self.above else 'below'} {many}"
+            side = "above" if self.above else "below"
+            near = f", or within {self.within:g} of them" if self.within is not None else ""
+            cost = f", at less than {self.of_cost:g} of their {self.cost}" if self.cost else ""
+            return f"{self.above or self.below} {side} {many}{near}{cost}"
         names = self.order or self.column_order or []
         if self.apart is None:
             return " > ".join(names)

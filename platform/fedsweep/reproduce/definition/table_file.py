@@ -168,7 +168,7 @@ class TableFile(Section):
         for claim in self.claims:
             check_known("row of claims", claim.row_names, rows)
             check_known("column of claims", [*(claim.columns or ()), *(claim.column_order or ())], columns)
-            check_known("measure of claims", [claim.measure] if claim.measure else (), measures)
+            check_known("measure of claims", [name for name in (claim.measure, claim.cost) if name], measures)
         for column in self.columns:
             check_known(f"measure of column {column.name}", column.measures or (), measures)
         self._check_printed(rows, columns, measures=measures)

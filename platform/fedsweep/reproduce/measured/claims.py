@@ -1,16 +1,18 @@
 """A paper's claims of its figures, and orders that they have, checked over the seeds that two cells share.
 
 A claim is a list of pairs, of which the first is to lie above the second: neighbours of an order, a row and each other
-one, two columns in each row. It is shown where that is so in each pair's paired comparison (paired t test and bootstrap
-interval, corrected for the number of pairs), contradicted where a pair lies the other way round by the same test, and
-not shown otherwise. With fewer than three shared seeds nothing can be shown.
+one (raised by what it may lie below them; the cost that it must not reach and its own), two columns in each row. It is
+shown where that is so in each pair's paired comparison (paired t test and bootstrap interval, corrected for the number
+of pairs), contradicted where a pair lies the other way round by the same test, and not shown otherwise. With fewer than
+three shared seeds nothing can be shown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Literal
 
@@ -93,9 +95,9 @@ def _places(
 ) -> Iterator[tuple[str, dict[tuple[str, str], tuple[BySeed, BySeed]]]]:
     """Where a claim is looked at, and there the pairs' figures by what the pairs are called."""
 
-    def of(row: str, column: str) -> BySeed:
+    def of(column: str, row: str, name: str = measure.name) -> BySeed:
         cell = grid.cell(row, column)
-        return cell.by_seed.get(measure.name, {}) if cell else {}
+        return cell.by_seed.get(name, {}) if cell else {}
 
     table = grid.table
     if claim.column_order is not None:
@@ -104,7 +106,7 @@ def _places(
             yield (
                 " > ".join(claim.column_order),
                 {
-                    (f"{row} {first}", f"{row} {second}"): (of(row, first), of(row, second))
+                    (f"{row} {first}", f"{row} {second}"): (of(first, row), of(second, row))
                     for row in rows
                     if row in grid.rows
                     for first, second in pairwise(claim.column_order)
@@ -115,15 +117,44 @@ def _places(
         shown = table.column(column).measures
         if column not in grid.columns or (shown is not None and measure.name not in shown):
             continue
-        row = claim.above or claim.below
-        others = [other for other in claim.others or grid.table.row_names if other != row]
-        if row:
-            pairs = [(row, other) if claim.above else (other, row) for other in others if table.has_cell(other, column)]
+        if claim.above or claim.below:
+            others = [name for name in _others(grid, claim) if table.has_cell(name, column)]
+            costs = bool(claim.cost) and (shown is None or claim.cost in shown)
+            yield column, _beside(claim, others, partial(of, column), measure=measure, costs=costs)
         else:
             order = claim.order or []
-            there = [name for name in order if of(name, column)]
+            there = [name for name in order if of(column, name)]
             pairs = [*pairwise(there), *((name, name) for name in order if name not in there)]
-        yield column, {(first, second): (of(first, column), of(second, column)) for first, second in pairs}
+            yield column, {(first, second): (of(column, first), of(column, second)) for first, second in pairs}
+
+
+def _others(grid: Grid, claim: Claim) -> list[str]:
+    return [other for other in claim.others or grid.table.row_names if other != (claim.above or claim.below)]
+
+
+def _beside(
+    claim: Claim, others: Sequence[str], of: Callable[[str, str], BySeed], *, measure: Measure, costs: bool
+) -> dict[tuple[str, str], tuple[BySeed, BySeed]]:
+    """Return the pairs of a row and each other one, and those of their costs."""
+    row = claim.above or claim.below
+    names = [(row, other) if claim.above else (other, row) for other in others]
+    pairs = {
+        (first, second): (_changed(of(first, measure.name), plus=claim.within or 0.0), of(second, measure.name))
+        for first, second in names
+    }
+    if costs:
+        pairs |= {
+            (f"{claim.cost} of {other}", row): (
+                _changed(of(other, claim.cost), times=claim.of_cost),
+                of(row, claim.cost),
+            )
+            for other in others
+        }
+    return pairs
+
+
+def _changed(figures: BySeed, *, plus: float = 0.0, times: float = 1.0) -> BySeed:
+    return {seed: times * figure + plus for seed, figure in figures.items()}
 
 
 def _judged(
