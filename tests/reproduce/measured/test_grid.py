@@ -70,6 +70,17 @@ def test_a_run_comes_to_one_figure(given: Any, value: float | None, tmp_path: Pa
     assert value_of(run, measure(**given)) == (None if value is None else pytest.approx(value))
 
 
+@pytest.mark.parametrize("listed", ["'mine:half_right'", "{name: 'mine:half_right', unit: share}"])
+def test_a_metric_of_ones_own_is_a_measure_by_the_name_that_the_configuration_has(
+    listed: str, tmp_path: Path, make_run: MakeRun
+) -> None:
+    folder = make_run(tmp_path / "r", columns={"extra": [{"half_right": 0.25}, {"half_right": 0.75}]})
+    (folder / "config.yaml").write_text(f"name: made\nevaluation: {{metrics: [{listed}]}}\n")
+    run = load_run(folder)
+    assert value_of(run, measure(of="mine:half_right")) == value_of(run, measure(of="half_right")) == 0.75
+    assert value_of(run, measure(of="mine:half_right", over="first")) == 0.25
+
+
 @pytest.mark.parametrize(
     ("given", "never"),
     [

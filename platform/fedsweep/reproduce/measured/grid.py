@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedsweep.components.metrics import column_of
 from fedsweep.errors import InputError
 from fedsweep.reproduce.cells import Cell, Standing, stand_in_of, standing_of
 from fedsweep.reproduce.definition.sections import NEVER, NOT_GIVEN, Measure, Row
@@ -239,6 +240,8 @@ def value_of(run: RunView, measure: Measure) -> float | None:
     Raises:
         InputError: It takes the run's model or data, which are damaged or not there.
     """
+    if measure.of in (named := _columns_of_metrics(run)):
+        return value_of(run, measure.model_copy(update={"of": named[measure.of]}))
     function = measure_function(measure.of)
     if function is not None:
         value: float | None = call("measure", measure.of, function, run, gives=(int, float, type(None)))
@@ -252,6 +255,14 @@ def value_of(run: RunView, measure: Measure) -> float | None:
         return part / whole if part is not None and whole else None
     value = None if measure.over is None else run.over(measure.of, measure.over)
     return run.figure(measure.of) if value is None else value
+
+
+def _columns_of_metrics(run: RunView) -> dict[str, str]:
+    """Return the columns of a run's metrics of a user's own, by the names that its configuration has."""
+    evaluation = run.config.get("evaluation")
+    metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
+    names = [one.get("name") if isinstance(one, Mapping) else one for one in metrics or ()]
+    return {name: column_of(name) for name in names if isinstance(name, str) and ":" in name}
 
 
 def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 0, of: int | None = None) -> Measured:
