@@ -87,7 +87,12 @@ def make_run() -> Callable[..., Path]:
         folder = RunFolder.create(path, overwrite=False)
         folder.write_config("name: made\n")
         rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-        folder.write_rounds([replace(_ROUND, round=number, **row) for number, row in enumerate(rows, start=1)])
+        folder.write_rounds(
+            [
+                replace(_ROUND, **{"round": number, "total_bytes": 15 * number, **row})
+                for number, row in enumerate(rows, 1)
+            ]
+        )
         folder.write_result({"status": status, **result})
         return path
 
