@@ -51,47 +51,58 @@ class OwnPace(Pacing):
     """The round of one moment: of the clients that end their training next, one, or several at the same time.
 
     A client's model changes at its own moments alone, so its training is computed when it ends, from the model that it
-    had since it last mixed.
+    had since it last mixed. Whoever was away begins anew when it is back: at the last moment before. The state has that
+    moment, who was away at it, and when others came back.
+
+    Attributes:
+        method: For messages.
     """
 
     has_hubs: ClassVar[bool] = True
     draws_candidates: ClassVar[bool] = True
 
+    method: str
+
     def init(self, context: ServerContext) -> State:
-        """Return an empty state: the engine keeps the clients' models and times.
+        """Return the state of the start; clients' models and times are the engine's.
 
         Raises:
             ConfigError: There is no graph, or no device, or a device whose speed changes from round to round.
         """
-        graph_of(context.topology, _NAME)
+        graph_of(context.topology, self.method)
         devices = [profile.device for profile in context.profiles]
         if any(device is None for device in devices):
             raise ConfigError(
-                f"method {_NAME} needs a virtual clock to tell who is done first, but scenario.devices is null; set it"
-                " to {profile: phone-wifi}, say"
+                f"method {self.method} needs a virtual clock to tell who is done first, but scenario.devices is null;"
+                " set it to {profile: phone-wifi}, say"
             )
         if any(device is not None and device.compute_jitter for device in devices):
             raise ConfigError(
-                f"method {_NAME}: a client's training goes on over rounds of others, in each of which"
+                f"method {self.method}: a client's training goes on over rounds of others, in each of which"
                 " scenario.devices.compute_jitter draws its speed anew; set it to 0"
             )
-        return {}
+        return {"moment": 0.0, "away": [], "back": {}}
 
     def first_models(self, context: ServerContext) -> Iterable[int]:
         return range(context.num_clients)
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
-        graph = graph_of(context.topology, _NAME)
-        ends = {k: context.hub_times.get(k, 0.0) + context.durations[k] for k in context.cohort}
+        graph = graph_of(context.topology, self.method)
+        returned = set(state["away"]).intersection(context.cohort)
+        back = {**state["back"], **dict.fromkeys(sorted(returned), state["moment"])}
+        starts = {k: max(context.hub_times.get(k, 0.0), back.get(k, 0.0)) for k in context.cohort}
+        ends = {k: start + context.durations[k] for k, start in starts.items()}
         moment = min(ends.values())
         done = tuple(client for client in context.cohort if ends[client] == moment)
         everybody = Merge(hub=SERVER, hubs=tuple(range(len(context.profiles))), travels=False)
         point = SyncPoint(
-            start=tuple(LocalJob(client=k, steps=context.work[k].steps, model=k) for k in done),
+            start=tuple(LocalJob(client=k, steps=context.work[k].steps, model=k, not_before=starts[k]) for k in done),
             attend=done,
             merges=(*(_mixed(client, done, graph) for client in done), everybody),
         )
-        return (point,), state
+        away = sorted(set(range(len(context.profiles))).difference(context.cohort))
+        back = {client: since for client, since in back.items() if client not in done}
+        return (point,), {"moment": moment, "away": away, "back": back}
 
 
 def _mixed(client: int, done: Sequence[int], graph: Graph) -> Merge:
@@ -127,7 +138,7 @@ class FreshNeighbours(Weighting):
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         if sync.hub == SERVER:
             return torch.full((len(updates),), 1 / len(updates), dtype=torch.float64), state
-        graph, own = graph_of(sync.topology, _NAME), sync.hub
+        graph, own = graph_of(sync.topology, "of this weighting"), sync.hub
         trained, last = list(state["trained"]), list(state["last"])
         trained[own], last[own] = trained[own] + 1, sync.round
         # Who trained at this moment too may come later in it.
@@ -135,12 +146,17 @@ class FreshNeighbours(Weighting):
         behind = [max(0, trained[own] - number) for number in times]
         counts = [(1 + s) ** -self.exponent if s <= self.patience else 0.0 for s in behind]
         shares = [0.0 if u.client == own else graph.weight(own, u.client) for u in updates]
-        raw = [share * count for share, count in zip(shares, counts, strict=True)]
+        parts = zip(shares, counts, self.factors(state, updates, sync), strict=True)
+        raw = [share * count * factor for share, count, factor in parts]
         scale = sum(shares) / sum(raw) if sum(raw) else 0.0
         weights_M = torch.tensor([value * scale for value in raw], dtype=torch.float64)
         weights_M[[u.client for u in updates].index(own)] = 1 - weights_M.sum()
         others = max(1, len(updates) - 1)
-        return weights_M, {"trained": trained, "last": last, "behind": sum(behind) / others}
+        return weights_M, {**state, "trained": trained, "last": last, "behind": sum(behind) / others}
+
+    def factors(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> Sequence[float]:
+        """Return what each model counts beside that, up to a common factor."""
+        return [1.0] * len(updates)
 
     def report(self, state: State) -> ComponentReport:
         return ComponentReport(metrics={"rounds_behind": state["behind"]})
@@ -176,7 +192,7 @@ def aedfl(*, exponent: NotNegative = 0.5, patience: CountOrZero = 16) -> Federat
     return FederatedMethod(
         name=_NAME,
         selection=Everybody(),
-        pacing=OwnPace(),
+        pacing=OwnPace(method=_NAME),
         weighting=FreshNeighbours(exponent=exponent, patience=patience),
         evaluation=MeanModel(),
     )

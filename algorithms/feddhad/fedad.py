@@ -270,7 +270,7 @@ class AdaptiveDropout(SubModelPolicy):
         whole: dict[int, SubModel] = dict.fromkeys(context.cohort, FULL_MODEL)
         # Scores and curvature are those of the whole model, so in such a round everybody trains it.
         if self._is_check(context.round) or self._is_refresh(state, context.round):
-            times = {k: _time(state["macs"], context, k) for k in context.cohort}
+            times = {k: device_time(state["macs"], context, k) for k in context.cohort}
             samples = [context.profiles[k].num_samples for k in context.cohort]
             return whole, {**state, "times": times, "rates": rates_of_round([0.0] * len(samples), samples)}
         if not state["base_rate"] or not context.cohort or context.model is None:
@@ -280,7 +280,7 @@ class AdaptiveDropout(SubModelPolicy):
         submodels: dict[int, SubModel] = {}
         device_rates = []
         for client in context.cohort:
-            time_s = _time(state["macs"], context, client)
+            time_s = device_time(state["macs"], context, client)
             rate = device_dropout(time_s, state["target_s"], cap=self.base_rate_cap, device_rate=self.device_rate)
             device_rates.append(rate)
             generator = context.stream.child("units", client).numpy()
@@ -325,7 +325,7 @@ def _mean(values: Sequence[Tensor], updates: Sequence[ClientUpdate]) -> Tensor:
     return torch.stack(parts).sum(dim=0) / total
 
 
-def _time(macs: int, context: RoundContext, client: int) -> float:
+def device_time(macs: int, context: RoundContext, client: int) -> float:
     """Return seconds that a device would need for its round with the full model, without jitter; 1 without devices."""
     device, work = context.profiles[client].device, context.work[client]
     if device is None:

@@ -118,7 +118,7 @@ class FederatedMethod:
         if not self.pacing.has_hubs:
             return
         parts = [f"the term {term.name}, which sends something to the server" for term in self.terms if term.sends]
-        others = [item for hook in ("publish", "probes") for item in self.having[hook]]
+        others = [item for item in self.having["probes"] if not item[1].probes_stay] + [*self.having["publish"]]
         parts += [f"the {seam} ({type(part).__name__}), which asks clients something" for seam, part in others]
         parts += ["a weighting of steps from the server's model"] if self.moves_from is not None else []
         parts += ["the codec, whose moves are from the server's model"] if self.codec.encodes else []

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.algorithms.aedfl import aedfl
+from fedsweep.algorithms.dfedavgm import dfedavgm
 from fedsweep.algorithms.dpsgd import dpsgd
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
@@ -48,6 +49,13 @@ def test_a_complete_graph_with_equal_weights_is_fedavg_with_equal_weights() -> N
     assert (state.vector - expected).abs().max() < 1e-7
     assert sorted(state.models) == [*range(6)]
     assert all((own.vector - expected).abs().max() < 1e-7 for own in state.models.values())
+
+
+def test_dfedavgm_is_dpsgd_with_momentum_that_begins_anew() -> None:
+    own = end(dfedavgm(momentum=0.9), ring(num_clients=6), double=True)
+    expected = end(dpsgd(), ring(num_clients=6), double=True, optimizer=MOMENTUM)
+    assert (own - expected).abs().max() < 1e-12
+    assert (own - end(dpsgd(), ring(num_clients=6), double=True)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("graph", [ring(num_clients=6), exponential(num_clients=6), complete(num_clients=6)])

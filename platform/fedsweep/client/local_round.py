@@ -254,16 +254,17 @@ class LocalRound:
         """Count forward passes of each of the client's samples."""
         self._totals = replace(self._totals, probed=self._totals.probed + passes * len(self._shard))
 
-    def measured_at(self, anchor: Tensor, probes: Sequence[Probe]) -> Payload:
-        """Measure a model [V full] that the client does not train."""
+    def measured_at(self, anchor: Tensor, probes: Sequence[Probe], broadcast: Payload) -> Payload:
+        """Measure a model [V full] that the client does not train, and what comes with it."""
         self.model.receive(anchor)
+        self.steps.broadcast = broadcast
         self.model.see(self.model.vector)
         self._measure(probes)
         return self._extras
 
     def _measure(self, probes: Sequence[Probe]) -> None:
         when = OnClient(self.facts.client, self.facts.round)
-        for probe in probes:
+        for probe in (probe for probe in probes if probe.asks(self.facts.client)):
             view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
             self._keep_extras(probe.name, ask(probe, "measure", view, when=when))
             self._add_probed(probe.passes)
@@ -289,6 +290,7 @@ class LocalRound:
             model=model,
             forward_with=lambda values, inputs: torch.func.functional_call(model, values, (inputs,), strict=False),
             stream=stream(self._side.seed, purpose, facts.round, facts.client),
+            broadcast=self.steps.broadcast,
             memories={term.name: memory for term in self._terms if (memory := term.remembered()) is not None},
             test_inputs=tests[0],
             test_targets=tests[1],

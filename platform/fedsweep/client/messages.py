@@ -227,6 +227,7 @@ class Question:
         round: Rounds that are done.
         classes: Under drift, clients' classes of the round.
         models: Models [V] that clients are asked about in place of the server's, by client.
+        broadcast: What comes with the model.
     """
 
     clients: tuple[int, ...]
@@ -234,6 +235,7 @@ class Question:
     round: int = 0
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     models: Mapping[int, Tensor] = field(default_factory=dict)
+    broadcast: Payload = field(default_factory=dict)
 
     def of(self, clients: Sequence[int]) -> Question:
         """Return the same question to some of them."""

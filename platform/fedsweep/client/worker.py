@@ -366,7 +366,7 @@ class Worker:
             local = self._local_round(task, round=question.round, learning_rate=0.0, memory=memory, tests=tests)
             probes = [probe for probe in question.probes if probe.asks(client)]
             try:
-                answers[client] = local.measured_at(question.models.get(client, vector), probes)
+                answers[client] = local.measured_at(question.models.get(client, vector), probes, question.broadcast)
             except (FedsweepError, MemoryError):
                 raise
             except Exception as error:

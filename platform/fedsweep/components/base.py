@@ -44,11 +44,13 @@ class Published:
         value: On the CPU; never changed in place.
         like: ``"params"``: one value per param of the full model [P], in their order; a client gets those of its
             sub-model. None: it is sent as it is.
+        is_kept: Clients keep it until it changes; otherwise it is sent with the model each time.
         number: 1 and how many messages have made it what it is, where it goes through a codec; set by the engine.
     """
 
     value: Tensor
     like: Literal["params"] | None = None
+    is_kept: bool = True
     number: int = 0
 
 
@@ -66,10 +68,13 @@ class ServerComponent(Checked, ABC):
     Class attributes:
         needs_updates: The component reads the updates' vectors. Where no component does, and the server update is
             the plain mean, aggregations inside a round may happen among the client actors.
+        probes_stay: What its probes measure stays with the client, so that they go with models that meet elsewhere than
+            at the server: nothing of it travels. Only those are asked in a round whom ``Probe.asks`` names.
         observes_start: The initial model is evaluated, and ``observe`` sees that as the record of a round 0.
     """
 
     needs_updates: ClassVar[bool] = False
+    probes_stay: ClassVar[bool] = False
     observes_start: ClassVar[bool] = False
 
     @property
@@ -103,7 +108,7 @@ class ServerComponent(Checked, ABC):
 
     @returns(named(Published))
     def publish(self, state: State) -> Mapping[str, Published]:
-        """Publish what clients get once and keep until it changes; metered once per client and version.
+        """Publish what clients get once and keep until it changes; metered once per client and version, if so.
 
         Clients find it under its name, or under ``"<name>/<param>"`` where it lies like the params.
         """

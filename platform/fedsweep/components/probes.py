@@ -38,6 +38,7 @@ class LocalClient:
         model: The module, loaded with ``params``, in evaluation mode; a probe leaves it as it was.
         forward_with: ``forward_with(params, inputs) -> logits``, a functional call.
         stream: Random numbers of this probe.
+        broadcast: What the server sent beside the model; for a :class:`ClientTest` see there.
         memories: What it remembers of each stateful term, by the term's name; empty before its first round.
         test_inputs: Its share of the test set [t, ...], for a :class:`ClientTest`; None for other probes.
         test_targets: Their labels [t].
@@ -53,6 +54,7 @@ class LocalClient:
     model: nn.Module
     forward_with: Callable[[ParamTree, Tensor], Tensor]
     stream: Stream
+    broadcast: Payload = field(default_factory=dict)
     memories: Mapping[str, dict[str, object]] = field(default_factory=dict)
     test_inputs: Tensor | None = None
     test_targets: Tensor | None = None
@@ -77,7 +79,10 @@ class Probe(Checked, ABC):
     name: str
 
     def asks(self, client: int) -> bool:
-        """Tell whether a client is asked, in the exchange before round 1; who is not gets and sends nothing for it."""
+        """Tell whether a client is asked; who is not gets and sends nothing for it.
+
+        Asked in the exchange before round 1, and in rounds where ``ServerComponent.probes_stay``.
+        """
         return True
 
     @property
@@ -96,8 +101,12 @@ class ClientTest(Probe):
 
     The server's tests and these never mix: they are columns of their own. What is found out is nothing that a client
     would send, so it is not metered.
+
+    Class attributes:
+        reads_broadcast: What the server would send beside its model is read.
     """
 
+    reads_broadcast: ClassVar[bool] = False
     name: ClassVar[str] = "test"  # type: ignore[misc]
     reads_data = False
 

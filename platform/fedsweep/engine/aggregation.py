@@ -161,11 +161,17 @@ class Aggregator:
             )
         vector = vector if sent is None else sent(vector)
         # Last, so that each component learns of the model that the next round starts from.
-        after = replace(sync, vector=vector)
-        for seam, component in method.having["learn"]:
-            seen, own = visible(updates, component), self._for(seam, after)
-            states[seam] = checked(component, "learn", states[seam], seen, own)
+        if method.having["learn"]:
+            states = self.learned(states, updates, replace(sync, vector=vector))
         return vector, weights, states
+
+    def learned(self, states: dict[str, State], updates: Sequence[ClientUpdate], sync: SyncContext) -> dict[str, State]:
+        """Return the states after components have learned of a sync point; those that are given are changed."""
+        when = f"in round {sync.round}"
+        for seam, component in self._method.having["learn"]:
+            seen, own = visible(updates, component), self._for(seam, sync)
+            states[seam] = ask(component, "learn", states[seam], seen, own, like=sync.vector, when=when)
+        return states
 
     def _for(self, seam: str, sync: SyncContext) -> SyncContext:
         """Return the sync point as a component sees it: with random numbers that no other component has."""

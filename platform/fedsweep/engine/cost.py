@@ -12,7 +12,6 @@ from fedsweep.client.coding import travelling
 from fedsweep.client.messages import Reply
 from fedsweep.components.base import Published
 from fedsweep.components.codec import Codec, Shapes
-from fedsweep.engine.hubs.messages import of_jobs, of_merges
 from fedsweep.engine.ledger import Ledger, Size, Versions, message_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
@@ -23,7 +22,7 @@ from fedsweep.models.cost import (
     fwd_macs_per_sample,
     training_flops,
 )
-from fedsweep.records import ClientWork, SyncPoint
+from fedsweep.records import ClientWork
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 
@@ -231,7 +230,7 @@ class Charges:
                 self._encoded_content(client, name, content.number - last if last else max(1, content.number - 1))
                 continue
             versions[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
-            if has.get(name) != versions[name]:
+            if has.get(name) != versions[name] or not content.is_kept:
                 self._content(client, name, content, submodel)
         self.published[client] = versions
 
@@ -243,12 +242,6 @@ class Charges:
     def _content(self, client: int, name: str, content: Published, submodel: SubModel) -> None:
         size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
         self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
-
-    def between_hubs(self, point: SyncPoint) -> None:
-        """Charge the messages of a sync point whose models meet at other hubs than the server."""
-        for node, direction, peer in (*of_jobs(point), *of_merges(point)):
-            submodel = self._submodel(node) if node >= 0 else FULL_MODEL
-            self.ledger.message(node, direction, self._costs.sizes(submodel, direction), peer=peer)
 
     def upload(self, client: int, reply: Reply | None = None) -> None:
         """Charge the client's model, and what it sends beside it.

@@ -25,6 +25,7 @@ from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import probed_samples, setup_s
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.evaluator import Evaluator
+from fedsweep.engine.hubs.round import HubRound
 from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.engine.per_client import (
     client_accuracies,
@@ -63,6 +64,7 @@ class Engine:
 
     Attributes:
         tools: What rounds are played with.
+        round_kind: Plays them.
         notes: What workers had to say, once each.
     """
 
@@ -94,6 +96,7 @@ class Engine:
             note=self._note,
             working=on_working,
         )
+        self.round_kind = HubRound if experiment.method.pacing.has_hubs else Round
         self._proves = experiment.lanes is not None and experiment.lanes.proves
         self._client_test = experiment.method.evaluation.client_test()
         self._rows = RowMaker(experiment, self.costs)
@@ -207,7 +210,7 @@ class Engine:
                 state = self._proved(plan, state)
             # Send, train, aggregate. Where a worker is lost the whole round, not its clients alone: the others' models
             # have moved on meanwhile.
-            round = self._repaired(state.round + 1, lambda attempt: Round(plan, state, tools, attempt).play())
+            round = self._repaired(state.round + 1, lambda attempt: self.round_kind(plan, state, tools, attempt).play())
             # Payloads are known only now; a round that passes a limit with them never was.
             limit = stop.passed_by(state.total_bytes + round.ledger.total_bytes, plan.clock)
             if limit is not None:
@@ -229,7 +232,7 @@ class Engine:
     def _proved(self, plan: RoundPlan, state: RunState) -> RunState:
         """Return the run with the way in which its clients are stepped, tried on a first tile of the round."""
         assert self.experiment.lanes is not None
-        opening = Round(plan, state, self.tools).opening(self.experiment.lanes.width, steps=PROVED_STEPS)
+        opening = self.round_kind(plan, state, self.tools).opening(self.experiment.lanes.width, steps=PROVED_STEPS)
         memories = {task.client: state.memories[task.client] for task in opening.tasks if task.client in state.memories}
         try:
             stepping = self.fleet.prove(opening, state.vector, memories)
@@ -314,8 +317,8 @@ class Engine:
     def _own_models_tested(self, record: RoundRecord, round: Round, test: ClientTest) -> RoundRecord:
         """Return the row with how good the models are that clients themselves would use."""
         began = time.perf_counter()
-        models = {} if round.hubs is None else round.hubs.models
-        question = own_models_question(self.experiment, test, record.round, models)
+        models = round.models
+        question = own_models_question(self.experiment, test, record.round, models, round.components)
         answers = self._repaired(record.round, lambda _: self.fleet.measure(question, round.vector, round.remembered))
         accuracies, _ = own_accuracies(answers, question.clients)
         if self.experiment.evaluate_per_client and models:

@@ -17,7 +17,6 @@ from fedsweep.engine.coded import versions_made
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.plan import Planner, RoundPlan, alike
-from fedsweep.engine.round import Round
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -306,5 +305,5 @@ def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
     point = next(point for point in plan.points if point.start)
     jobs = tuple(replace(job, steps=1) for job in point.start[:2])
     once = replace(point, start=jobs, attend=tuple(sorted(job.client for job in jobs)), idle=(), discard=True)
-    Round(replace(plan, points=(once,)), state, engine.tools).play()
+    engine.round_kind(replace(plan, points=(once,)), state, engine.tools).play()
     return tuple(dict.fromkeys([*reasons, *engine.notes]))

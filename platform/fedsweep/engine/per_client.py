@@ -11,12 +11,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from fedsweep.client.messages import Question
 from fedsweep.components.probes import ClientTest
 from fedsweep.engine.state import HubModel
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.records import Payload, RoundRecord
+from fedsweep.guard import ask
+from fedsweep.records import Payload, RoundRecord, State
 
 _COUNTED = ("hits", "samples")  # what a test on a client says
 
@@ -67,7 +69,11 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def own_models_question(
-    experiment: Experiment, test: ClientTest, round: int, models: Mapping[int, HubModel]
+    experiment: Experiment,
+    test: ClientTest,
+    round: int,
+    models: Mapping[int, HubModel],
+    components: Mapping[str, State],
 ) -> Question:
     """Ask every client how good the model is that it would use itself; under drift, with the round's classes.
 
@@ -76,6 +82,7 @@ def own_models_question(
         test: Tests.
         round: Rounds that are done.
         models: Of hubs, by hub: of a client, in the server's place.
+        components: The components' states.
     """
     clients = tuple(range(len(experiment.world.profiles)))
     return Question(
@@ -84,7 +91,23 @@ def own_models_question(
         round=round,
         classes=experiment.classes(round),
         models={hub: own.vector for hub, own in models.items() if hub >= 0},
+        broadcast=_broadcast(experiment, components, round) if test.reads_broadcast else {},
     )
+
+
+def _broadcast(experiment: Experiment, components: Mapping[str, State], round: int) -> Payload:
+    """Return what components publish by now, as a client with the whole model would find it."""
+    payload: dict[str, Tensor] = {}
+    for seam, component in experiment.method.having["publish"]:
+        contents = ask(component, "publish", components[seam], when=f"after round {round}")
+        for name, content in contents.items():
+            if content.like is None:
+                payload[name] = content.value
+            else:
+                layout = experiment.layout
+                views = layout.params(layout.padded(content.value))
+                payload |= {f"{name}/{param}": value for param, value in views.items()}
+    return payload
 
 
 def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

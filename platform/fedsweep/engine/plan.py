@@ -303,11 +303,12 @@ class Planner:
         messages: Counter[tuple[int, Direction, int]] = Counter()
         for client, work in lost.items():
             messages.update({(client, "down", 1): 1, (client, "up", 1): int(work.sends)})
-        sent = set(lost)
+        sent, masks = set(lost), 0
         for point, times in alike(points):
             if self._experiment.method.pacing.has_hubs:
                 for node, direction, _ in (*of_jobs(point), *of_merges(point)):
                     messages[node, direction, 1] += times
+                    masks += times * context.submodels.get(node, FULL_MODEL).index_bytes()
                 continue
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)
@@ -322,7 +323,7 @@ class Planner:
             sizes = self._costs.sizes(context.submodels.get(client, FULL_MODEL), direction, number).values()
             values += times * sum(size.values for size in sizes)
             num_bytes += times * sum(size.num_bytes for size in sizes)
-        return Size(values, num_bytes), sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
+        return Size(values, num_bytes), masks + sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
 
     def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:
         steps: dict[int, int] = {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,10 +16,9 @@ from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import client_update, held_update
 from fedsweep.engine.coded import RoundCodecs
 from fedsweep.engine.cost import Charges
-from fedsweep.engine.hubs.merging import HubMerger
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.round_tools import RoundTools
-from fedsweep.engine.state import RunState
+from fedsweep.engine.state import HubModel, RunState
 from fedsweep.errors import InvariantError
 from fedsweep.guard import ask
 from fedsweep.records import ClientUpdate, RoundRecord, State, SyncContext, SyncPoint
@@ -55,8 +55,16 @@ class Round:
         server_time_s: Seconds that the server spent aggregating.
         server_flops: FLOPs of what components computed there.
         attended: Clients whose work reached a hub.
-        hubs: Models at other hubs than the server; None: there are none.
+        models: At other hubs than the server, by hub; see :class:`~fedsweep.engine.hubs.round.HubRound`.
+        figures: Further columns of the round.
+
+    Class attributes:
+        charges: What charges its messages.
     """
+
+    charges: ClassVar[type[Charges]] = Charges
+    models: Mapping[int, HubModel] = {}
+    figures: Mapping[str, float] = {}
 
     def __init__(self, plan: RoundPlan, state: RunState, tools: RoundTools, attempt: int = 0) -> None:
         self.plan, self.state, self._tools, self._attempt = plan, state, tools, attempt
@@ -65,7 +73,7 @@ class Round:
         self.vector, self.version = state.vector, state.version
         self.components: dict[str, State] = dict(plan.components)  # a copy: another round may begin from the same plan
         downloads = plan.sent_down() if plan.announced else None
-        self._charges = Charges(self._costs, plan.submodel, state.published, downloads)
+        self._charges = self.charges(self._costs, plan.submodel, state.published, downloads)
         self.ledger = self._charges.ledger
         self.attendees: tuple[int, ...] = ()
         self.weights: tuple[float, ...] = ()
@@ -77,8 +85,6 @@ class Round:
         self.sync_points, self.server_time_s = 0, 0.0
         self.server_flops: list[float] = []
         self.attended: set[int] = set()
-        has_hubs = self._method.pacing.has_hubs
-        self.hubs = HubMerger(state.models, self._costs.layout, self._weights) if has_hubs else None
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun
 
@@ -96,9 +102,7 @@ class Round:
         for points in [points_of_round] if folds else [(point,) for point in points_of_round]:
             # Send: what each client that starts from the server's model is given.
             segment = self._segment(points)
-            if self.hubs is not None:
-                self._charges.between_hubs(points[0])
-            for job in (job for point in points for job in point.start if not job.resume and self.hubs is None):
+            for job in (job for point in points for job in point.start if not job.resume):
                 self._charges.download(job.client, segment.published)
             # Train: on the workers, which also aggregate among themselves at all points but the last.
             remembered = self.state.memories
@@ -141,7 +145,7 @@ class Round:
             setup_traffic=before.setup_traffic,
             setup_s=before.setup_s,
             stepping=before.stepping,
-            models={} if self.hubs is None else dict(sorted(self.hubs.models.items())),
+            models=dict(sorted(self.models.items())),
             hub_times=self.plan.hub_times,
             published=dict(sorted({**before.published, **self._charges.published}.items())),
             left=self.codecs.left,
@@ -220,7 +224,6 @@ class Round:
             remembers=self._remembers,
             stepping=self.state.stepping,
             left=self.codecs.left,
-            models={} if self.hubs is None else self.hubs.started_from(points[0], self.vector),
             codec=self._tools.codec,
         )
 
@@ -286,7 +289,7 @@ class Round:
             for client in point.attend:
                 self._charges.upload(client)
             self.attended.update(point.attend)
-        for client in segment.points[-1].attend if self.hubs is None else ():
+        for client in segment.points[-1].attend:
             self._charges.upload(client, answers.pop(client, None))
         self.attended.update(segment.points[-1].attend)
         # All points but the last were aggregated by the workers; each made a version of the model.
@@ -307,16 +310,10 @@ class Round:
         move = self._summed(point, answers, sync) if self.codecs.up_sums else None
         updates = [self._update(k, point, answers.get(k), move) for k in sorted({*point.attend, *point.idle})]
         self.sync_points += bool(point.attend)
-        if self.hubs is None or not point.merges:
-            self._take_in(updates, sync)
-            return
-        by_client = {update.client: update for update in updates}
-        vector = self.hubs.merge(point, by_client, sync, lambda members: self._take_in(members, sync))
-        self.vector = self.anchors[self.version] = vector
-        self.attendees, self.weights = (tuple(by_client) or self.attendees), ()
+        self._take_in(point, updates, sync)
 
-    def _take_in(self, updates: list[ClientUpdate], sync: SyncContext) -> Tensor:
-        """Aggregate at the server; returns its next model [V]."""
+    def _take_in(self, point: SyncPoint, updates: list[ClientUpdate], sync: SyncContext) -> None:
+        """Aggregate at the server."""
         self.vector, weights, self.components = self._tools.aggregator.aggregate(
             self.components,
             updates,
@@ -331,14 +328,6 @@ class Round:
         self.attendees = tuple(u.client for u in updates)
         self.weights = tuple(weights.tolist())
         self.updates = tuple(updates)
-        return self.vector
-
-    def _weights(self, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-        """Return the weights [M] of models that meet at another hub."""
-        weights, self.components["weighting"] = self._tools.aggregator.weigh(
-            self.components["weighting"], updates, sync
-        )
-        return weights
 
     def _update(self, client: int, point: SyncPoint, reply: Reply | None, move: Tensor | None = None) -> ClientUpdate:
         """Make a client's update from what it sent, what it was sent where it is idle, or what it kept."""

@@ -116,7 +116,7 @@ class ClientActor:
         self, question: Question, vector: np.ndarray, clients: Sequence[int], *memories: State
     ) -> dict[int, dict[str, np.ndarray]]:
         """Ask clients; model and memories are given as to :meth:`run`."""
-        question = replace(question, models=to_tensors(question.models))
+        question = replace(question, models=to_tensors(question.models), broadcast=to_tensors(question.broadcast))
         answers = self._worker.measure(question, to_tensors(vector), dict(zip(clients, memories, strict=True)))
         return to_arrays(answers)  # type: ignore[no-any-return]
 

@@ -306,7 +306,7 @@ class RayFleet(Fleet):
             remembering = [client for client in share if client in memories]
             remembered = [memories[client] for client in remembering]
             part = question.of(share)
-            sent = replace(part, models=to_arrays(part.models))
+            sent = replace(part, models=to_arrays(part.models), broadcast=to_arrays(part.broadcast))
             refs[index] = actor.measure.remote(sent, vector_ref, remembering, *remembered)
         merged: dict[int, Payload] = {}
 

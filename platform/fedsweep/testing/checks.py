@@ -80,8 +80,8 @@ def _expected_at_hubs(plan: RoundPlan, costs: CostModel) -> tuple[int, int]:
         for hub in meeting.hubs:
             (ups if hub >= 0 or meeting.hub == SERVER else downs).append(hub)
     return (
-        sum(costs.num_bytes(plan.submodel(k), "up") for k in ups),
-        sum(costs.num_bytes(plan.submodel(k), "down") for k in downs),
+        sum(costs.num_bytes(plan.submodel(k), "up") + plan.submodel(k).index_bytes() for k in ups),
+        sum(costs.num_bytes(plan.submodel(k), "down") + plan.submodel(k).index_bytes() for k in downs),
     )
 
 
@@ -190,6 +190,7 @@ def parts_are_cut_and_put_back(subject: Subject) -> None:
         settles = (
             type(subject.method.submodels).after_aggregate is not SubModelPolicy.after_aggregate
             or subject.method.refinements
+            or subject.method.pacing.has_hubs
         )
         plain = subject.method.server_update.plain_mean and not settles
         if plain and not torch.equal(after.vector[~covered], state.vector[~covered]):

@@ -108,7 +108,8 @@ class MeasuringFleet(LocalFleet):
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         parts = {task.client: task.submodel for task in segment.tasks}
-        self.down += sum(task.submodel.index_bytes() for task in segment.tasks if task.progress is None)
+        if not any(point.merges for point in segment.points):  # there masks travel with each message
+            self.down += sum(task.submodel.index_bytes() for task in segment.tasks if task.progress is None)
         for point in segment.points:
             self._count_hubs(point)
             # Who starts from its own model is sent none.
@@ -124,7 +125,8 @@ class MeasuringFleet(LocalFleet):
             if segment.points[-1].merges:
                 places = [merge.hub for merge in segment.points[-1].merges if answer.client in merge.clients]
                 copies = len(places) - (answer.client in places)
-                self.up += copies * self._alive(parts.get(answer.client, FULL_MODEL), answer.vector)
+                part = parts.get(answer.client, FULL_MODEL)
+                self.up += copies * (self._alive(part, answer.vector) + part.index_bytes())
                 continue
             self.up += _bytes(answer.extras)
             if answer.encoded is None:
@@ -168,7 +170,7 @@ class MeasuringFleet(LocalFleet):
         for name, content in segment.published.items():
             value, key = content.value, part.key() if content.like else ""
             last = self._has.get((client, name))
-            if last is not None and last[1] == key and torch.equal(last[0], value):
+            if content.is_kept and last is not None and last[1] == key and torch.equal(last[0], value):
                 continue
             self._has[client, name] = (value, key)
             size = part.layout(self._layout).num_params if content.like else value.numel()

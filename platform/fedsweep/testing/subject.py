@@ -120,13 +120,14 @@ class Subject:
     @cached_property
     def plain(self) -> tuple[RunState, ...]:
         """FedAvg's run in the same world, with what the method asks of the training section."""
-        return _run_of(fedavg_with(self.method.settings), None)
+        return _run_of(fedavg_with(self.method.settings), None, Star())
 
     def end_of(self, method: FederatedMethod, sizes: tuple[int, ...] | None) -> Tensor:
         """Return the model of another method's run in this world, where clients may have other sizes."""
         if "labelled proxy" in self.card.needs:
             return states_of(self.world(method, **({} if sizes is None else {"sizes": sizes})))[-1].vector
-        return _run_of(method, sizes)[-1].vector
+        topology = self._topology(len(UNEQUAL)) if method.pacing.has_hubs else Star()
+        return _run_of(method, sizes, topology)[-1].vector
 
 
 def fedavg_with(settings: MethodSettings) -> FederatedMethod:
@@ -136,9 +137,9 @@ def fedavg_with(settings: MethodSettings) -> FederatedMethod:
 
 # Many methods are compared with the same few runs.
 @cache
-def _run_of(method: FederatedMethod, sizes: tuple[int, ...] | None) -> tuple[RunState, ...]:
+def _run_of(method: FederatedMethod, sizes: tuple[int, ...] | None, topology: Topology) -> tuple[RunState, ...]:
     options = {} if sizes is None else {"sizes": sizes}
-    return states_of(subject_of("fedavg").world(method, **options))
+    return states_of(subject_of("fedavg").world(method, topology=topology, **options))
 
 
 def states_of(experiment: Experiment) -> tuple[RunState, ...]:

@@ -110,7 +110,8 @@ class HubClock:
         return client_time(self._device(client), steps=0, flops=0, bits_down=0, bits_up=bits).upload_s
 
     def _bytes(self, sender: int) -> int:
-        return self._prices.costs.num_bytes(self._context.submodels.get(sender, FULL_MODEL), "up")
+        submodel = self._context.submodels.get(sender, FULL_MODEL)
+        return self._prices.costs.num_bytes(submodel, "up") + submodel.index_bytes()
 
     def _device(self, client: int) -> DeviceProfile:
         device = self._context.profiles[client].device

@@ -52,7 +52,10 @@ class HubMerger:
         """
         vector = sync.vector
         for merge in point.merges:
-            members = [updates[client] for client in merge.clients]
+            members = [
+                self._whole(updates[client], sync) if client == merge.hub else updates[client]
+                for client in merge.clients
+            ]
             members += [self._hub_update(hub, vector, sync) for hub in merge.hubs]
             if merge.hub == SERVER and merge.travels:
                 vector = aggregate(members)
@@ -62,7 +65,9 @@ class HubMerger:
             if merge.hub == SERVER:
                 vector = mean
             else:
-                samples = 0 if merge.hubs == (SERVER,) else sum(member.num_samples for member in members)
+                # A client's are its own, not those of all whose models are in its model.
+                own = [updates[merge.hub]] if merge.hub in updates else members
+                samples = 0 if merge.hubs == (SERVER,) else sum(member.num_samples for member in own)
                 self.models[merge.hub] = HubModel(vector=mean, num_samples=samples)
         return vector
 
@@ -79,6 +84,15 @@ class HubMerger:
     def at(self, hub: int, server: Tensor) -> Tensor:
         """Return the model [V] at a hub; the server's where it has none of its own yet."""
         return self.models[hub].vector if hub in self.models else server
+
+    def _whole(self, update: ClientUpdate, sync: SyncContext) -> ClientUpdate:
+        """Return a client's update at home: what its part leaves out is as it was."""
+        if update.submodel == FULL_MODEL or update.vector is None:
+            return update
+        part = update.submodel.embed(update.vector, self._layout)
+        before = self.at(update.client, sync.vector)
+        vector = part.vector if part.cover is None else torch.where(part.cover, part.vector, before)
+        return replace(update, vector=vector, submodel=FULL_MODEL, layout=self._layout)
 
     def _hub_update(self, hub: int, server: Tensor, sync: SyncContext) -> ClientUpdate:
         samples = self.models[hub].num_samples if hub in self.models else 0

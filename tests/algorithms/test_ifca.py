@@ -1,0 +1,101 @@
+"""IFCA: clients find those that are like them, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsweep.algorithms.ifca import best_fitting, ifca
+from fedsweep.components import LocalClient, logits_with
+from fedsweep.method import FederatedMethod
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing.subject import small_network
+from fedsweep.testing.worlds import tiny_data
+
+
+def swapped(method: FederatedMethod, **options: Any) -> Any:
+    """Eight clients; for the odd ones each label is another: what one half learns is wrong for the other."""
+    images, labels = tiny_data(num_samples=320)
+    number = int(labels.max()) + 1
+    owner = np.arange(320) // 40
+    labels = np.where(owner % 2, (labels + 1) % number, labels)
+    settings: dict[str, Any] = {
+        "cohort_size": 8,
+        "num_clients": 8,
+        "rounds": 12,
+        "local_epochs": 2,
+        "learning_rate": 0.3,
+    }
+    return tiny_experiment(
+        method, images=images, labels=labels, sizes=(40,) * 8, build=small_network, **(settings | options)
+    )
+
+
+def test_two_kinds_of_clients_are_told_apart_and_each_has_a_model_that_fits() -> None:
+    experiment = swapped(ifca())
+    params, state = experiment.layout.num_params, run_rounds(local_engine(experiment))
+    record = state.records[-1]
+    assert [record.extra[f"cluster{j}_clients"] for j in (0, 1)] == [4, 4]
+    choices = [state.memories[k]["terms"]["ifca"]["cluster"] for k in range(8)]
+    assert choices in ([0, 1] * 4, [1, 0] * 4)
+    models = [state.vector[:params], *state.components["server_update"]["others"]]
+    kinds = np.arange(320) // 40 % 2
+    for client in (0, 1):
+        own = torch.from_numpy(kinds == client)
+        values = experiment.layout.params(models[choices[client]])
+        logits = logits_with(experiment.template, values, torch.from_numpy(experiment.world.data.images)[own])
+        right = logits.argmax(1) == torch.from_numpy(experiment.world.data.labels)[own]
+        assert float(right.double().mean()) > 0.9
+    # One model for both is right for one half at most.
+    alone = run_rounds(local_engine(swapped(ifca(clusters=1)))).records[-1]
+    assert alone.test_accuracy is not None and alone.test_accuracy < 0.6
+
+
+def test_all_models_go_down_and_one_number_comes_back() -> None:
+    engine = local_engine(swapped(ifca(clusters=3), cohort_size=2))
+    params, state = engine.layout.num_params, engine.start()
+    for _ in range(2):  # the same models again are sent again
+        ledger = play_round(engine, state).ledger
+        for client in {client for client, _, _ in ledger.values}:
+            own = {(way, kind): n for (who, way, kind), n in ledger.values.items() if who == client}
+            down = {("down", "params"): params, ("down", "cluster1"): params, ("down", "cluster2"): params}
+            assert own == {**down, ("up", "params"): params, ("up", "ifca/cluster"): 1}
+        state = run_rounds(engine, state, rounds=1)
+
+
+def test_a_cluster_without_members_stays_and_first_models_have_the_same_values_elsewhere() -> None:
+    engine = local_engine(swapped(ifca(clusters=5), cohort_size=2))
+    state = engine.start()
+    params, first = engine.layout.num_params, state.components["server_update"]["others"]
+    assert all(torch.equal(other.sort().values, state.vector[:params].sort().values) for other in first)
+    assert len({tuple(other.tolist()) for other in (state.vector[:params], *first)}) == 5
+    after = run_rounds(engine, state, rounds=1)
+    members, others = (after.components["server_update"][key] for key in ("members", "others"))
+    assert sum(members) == 2
+    for number, before, now in zip(members[1:], first, others, strict=True):
+        assert torch.equal(before, now) == (number == 0)
+    assert torch.equal(after.vector[:params], state.vector[:params]) == (members[0] == 0)
+    few = local_engine(swapped(ifca(shuffled=0.1))).start()
+    moved = few.components["server_update"]["others"][0] != few.vector[:params]
+    assert 0 < int(moved.sum()) <= 0.12 * params
+
+
+def test_the_least_loss_decides_and_of_equal_ones_the_first() -> None:
+    inputs, targets = torch.eye(2), torch.tensor([0, 1])
+    client = LocalClient(
+        client=0,
+        round=1,
+        inputs=inputs,
+        targets=targets,
+        num_classes=2,
+        anchor={},
+        params={},
+        model=torch.nn.Identity(),
+        forward_with=lambda params, inputs: inputs @ params["w"],
+        stream=None,  # type: ignore[arg-type]
+    )
+    wrong, right = {"w": torch.tensor([[0.0, 1.0], [1.0, 0.0]])}, {"w": torch.eye(2)}
+    assert best_fitting(client, [wrong, right, right]) == 1
+    assert best_fitting(client, [right, wrong]) == 0
