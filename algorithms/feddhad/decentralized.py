@@ -46,6 +46,7 @@ from .fedad import AdaptiveDropout, device_time
 from .unit_scores import UnitScores, maskable_groups
 
 _NAME = "aedfl_feddhad"
+_NOT_ASKED = ("scores", "name", "check_every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +271,9 @@ def _gradient_on_the_way(update: ClientUpdate, sync: SyncContext) -> Tensor | No
         small={"base_rate": 0.4, "refresh": [2], "device_rate": "printed"},
     )
 )
-@takes(DegreesOfNeighbours, FreshNeighbours, OwnDropout, AdaptiveDropout, UnitScores, but=("scores", "name"))
+@takes(
+    DegreesOfNeighbours, FreshNeighbours, OwnDropout, AdaptiveDropout, UnitScores, but=("scores", "name", "check_every")
+)
 def aedfl_feddhad(**parameters: Any) -> FederatedMethod:
     """AEDFL whose devices weigh their neighbours as FedDH does and train sub-models as in FedAD.
 
@@ -280,13 +283,14 @@ def aedfl_feddhad(**parameters: Any) -> FederatedMethod:
     it was. A neighbour that has trained at the same moment sends its sub-model with its mask, others their whole model.
 
     Args:
+        patience: A neighbour that has trained so many times less often, and one more, counts nothing.
         base_rate: Mean dropout rate of the reference device, which all know; 0: whole models.
         refresh: Of each device's trainings, from 1, those in which it trains the whole model and scores its units.
             Before the first of them all units are alike.
         reference: The device whose time the others are measured by: largest (data set) or slowest, of those there.
     """
     own = parameters_of(OwnDropout, parameters)
-    rounds = own.pop("refresh")
+    rounds, _ = own.pop("refresh"), own.pop("patience")  # which is AEDFL's here
     scores = UnitScores(**parameters_of(UnitScores, parameters))
     return dataclasses.replace(
         aedfl(),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tests.shared.tiny import resumed
 from torch import Tensor
 
 from fedsweep.algorithms.aedfl import aedfl
@@ -16,6 +19,7 @@ from fedsweep.algorithms.dfedavgm import dfedavgm
 from fedsweep.algorithms.dpsgd import dpsgd
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.decentralized import aedfl_feddhad
 from fedsweep.algorithms.hierfavg import hierfavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components import Uniform
@@ -23,7 +27,9 @@ from fedsweep.engine.hubs.merging import consensus_distance
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.testing import golden_problem, local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing.subject import small_network
 from fedsweep.testing.worlds import tiny_device, with_devices
+from fedsweep.world.availability import Availability
 from fedsweep.world.topology import Graph, Link, Topology, Tree, complete, exponential, hub_name, ring, tree
 
 SIZES = (4, 8, 12, 24, 28, 20)
@@ -206,3 +212,54 @@ def test_a_row_has_the_distance_and_how_good_clients_models_are() -> None:
     assert extra["consensus_distance"] == consensus_distance(models, work.layout) > 0
     assert 0 < extra["own_accuracy_worst10"] <= extra["own_accuracy"] <= extra["own_accuracy_best10"] <= 1
     assert (torch.stack(models).mean(0) - state.vector).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("method", [dpsgd(interval=2), dfedavgm(), aedfl(), aedfl_feddhad(base_rate=0.3, refresh=[2])])
+def test_a_run_goes_on_from_its_checkpoint_on_the_disk(method: FederatedMethod, tmp_path: Path) -> None:
+    devices = [tiny_device(speed) for speed in (1e4, 3e4, 2e5)]
+    options = {"rounds": 9, "optimizer": MOMENTUM, "build": small_network}
+    work = with_devices(world(method, ring(num_clients=6), **options), devices)
+    unbroken, own = run_rounds(local_engine(work)), resumed(work, tmp_path, rounds=5)
+    assert torch.equal(own.vector, unbroken.vector) and own.hub_times == unbroken.hub_times
+    assert own.models.keys() == unbroken.models.keys() == {*range(6)}
+    assert all(torch.equal(own.models[k].vector, unbroken.models[k].vector) for k in range(6))
+    assert [row.total_bytes for row in own.records] == [row.total_bytes for row in unbroken.records]
+
+
+def test_edges_models_come_back_from_a_checkpoint_on_the_disk(tmp_path: Path) -> None:
+    work = world(hierfavg(edge_interval=2, server_interval=3), tree(num_clients=6, edges=2), rounds=5)
+    unbroken, own = run_rounds(local_engine(work)), resumed(work, tmp_path, rounds=2)
+    assert torch.equal(own.vector, unbroken.vector)
+    assert all(torch.equal(own.models[hub].vector, unbroken.models[hub].vector) for hub in (-2, -3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sometimes(Availability):
+    """Client k is away in those rounds that are listed for it."""
+
+    away: tuple[tuple[int, ...], ...]
+
+    def probability(self, round: int, **more: Any) -> np.ndarray:
+        return np.array([0.0 if round in rounds else 1.0 for rounds in self.away])
+
+
+@pytest.mark.parametrize("method", [aedfl(), aedfl_feddhad(base_rate=0.3)])
+def test_whoever_was_away_begins_anew_when_it_is_back(method: FederatedMethod) -> None:
+    """No moment lies before one that was there already."""
+    away = (tuple(range(2, 9)), (), tuple(range(1, 30)), (), (5, 6, 7), ())
+    devices = [tiny_device(speed) for speed in (1e5, 2e4, 3e4, 1e4, 5e4, 2e4)]
+    options = {"rounds": 25, "sizes": (16,) * 6, "build": small_network}
+    scene = world(method, ring(num_clients=6), **options, availability=Sometimes(away=away))
+    engine = local_engine(with_devices(scene, devices))
+    state, moments = engine.start(), [0.0]
+    for number in range(1, 26):
+        state = run_rounds(engine, state, rounds=1)
+        moments.append(state.components["pacing"]["moment"])
+        there = {k for k in range(6) if number not in away[k]}
+        assert set(state.records[-1].attendees) <= there and state.records[-1].present == tuple(sorted(there))
+        assert state.clock is not None and state.clock >= moments[-1]
+        assert all(time >= moments[-2] for time in (state.hub_times[k] for k in state.records[-1].attendees))
+    assert moments == sorted(moments) and len({*moments}) > 10
+    first_back = next(row.round for row in state.records if row.round > 8 and 0 in row.attendees)
+    # The fast one is back in round 9, and takes as long as ever from the moment before.
+    assert moments[first_back] >= moments[8] and first_back <= 12
