@@ -64,3 +64,16 @@ def test_without_such_tests_nothing_is_said(tmp_path: Path) -> None:
     assert "Who pays" not in render(
         build_report(find_sources([str(tmp_path)], uri=None)), made=datetime(2026, 1, 1, tzinfo=UTC)
     )
+
+
+def test_the_page_has_the_picture_of_who_talked_with_whom(tmp_path: Path) -> None:
+    run(tmp_path / "0", 0, {})
+    (tmp_path / "0" / "pictures").mkdir(exist_ok=True)
+    picture = tmp_path / "0" / "pictures" / "links.png"
+    picture.write_bytes(b"PNG")
+    report = build_report(find_sources([str(tmp_path)], uri=None))
+    assert [address for _, address in report.links] == ["data:image/png;base64,UE5H"]
+    assert "Who talked with whom" in render(report, made=datetime(2026, 1, 1, tzinfo=UTC), script="beside")
+    picture.rename(tmp_path / "elsewhere.png")
+    picture.symlink_to(tmp_path / "elsewhere.png")
+    assert not build_report(find_sources([str(tmp_path)], uri=None)).links

@@ -29,7 +29,7 @@ OWN_TOPOLOGY = ("D-PSGD", "DFedAvgM", "AEDFL", "AEDFL+FedDHAD", "HierFAVG")
 OWN_WORLD = {
     "Pooled": {"clients", "partition"},
     "AugFL": {"server_data"},
-    **dict.fromkeys(OWN_TOPOLOGY, {"topology"}),
+    **{row: {"topology"} for row in OWN_TOPOLOGY},
 }
 
 

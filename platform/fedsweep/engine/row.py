@@ -75,7 +75,7 @@ class RowMaker:
             extra={name: float(value) for report in reports for name, value in report.metrics.items()}
             | ({"mean_staleness": sum(stale) / len(stale)} if stale else {})
             | ({"server_flops": float(server_flops)} if server_flops else {})
-            | round.figures,
+            | dict(round.figures),
             traffic=ledger.traffic(taken),
             **self.group_figures(plan, round.components, cost=up + down),
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsweep.errors import OutputError
+from fedsweep.figures.links import LINKS_PICTURE
 from fedsweep.figures.style import Look, setting_looks
 from fedsweep.reports.charts import Chart
 from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
@@ -31,9 +34,11 @@ from fedsweep.results.settings import (
 from fedsweep.results.texts import clean, some_of
 from fedsweep.results.view import metrics_of
 from fedsweep.results.worlds import Layout, LayoutKeys, Study, lay_out, study_of
+from fedsweep.runs.run_folder import PICTURES
 from fedsweep.tasks.declaration import Declaration
 
 _SHOWN = 4
+_MOST_PICTURES, _MOST_BYTES = 6, 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,11 @@ class Report:
     def metrics(self) -> Mapping[str, Declaration]:
         """Return the declarations of the test's metrics, by column."""
         return metrics_of(run.view for run in self.runs)
+
+    @property
+    def links(self) -> tuple[tuple[str, str], ...]:
+        """Return pictures of who talked with whom, where that is not the server alone: labels and addresses."""
+        return tuple(_links(self.runs, self.settings))
 
     @property
     def has_seeds(self) -> bool:
@@ -135,6 +145,16 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
         verdicts=tuple(clean(line, longest=1000) for folder in sources.sweeps for line in read_verdict(folder)),
         notes=tuple(clean(note, longest=1000) for note in notes),
     )
+
+
+def _links(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> Iterator[tuple[str, str]]:
+    """Yield the picture of each setting's first run, of some settings, within its address."""
+    paths = ((setting.label, runs[setting.runs[0]].folder / PICTURES / LINKS_PICTURE) for setting in settings)
+    pictures = ((label, path) for label, path in paths if path.is_file() and not path.is_symlink())
+    for label, path in itertools.islice(pictures, _MOST_PICTURES):
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES)
+        yield label, f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
 def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys) -> tuple[Study, list[Look]]:

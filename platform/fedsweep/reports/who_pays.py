@@ -16,6 +16,7 @@ OF: Mapping[str, str] = {
     "class_accuracy": "classes",
     "client_accuracy": "clients, on their own classes",
     "personal_accuracy": "clients' own models, on their own tests",
+    "own_accuracy": "clients' own models, on the whole test set",
 }
 
 

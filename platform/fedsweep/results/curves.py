@@ -21,6 +21,8 @@ FIGURES: Mapping[str, str] = {
     "client_accuracy_worst10": "accuracy for the worst tenth of the clients",
     "personal_accuracy": "accuracy of the clients' own models",
     "personal_accuracy_worst10": "accuracy of the clients' own models, worst tenth",
+    "own_accuracy": "accuracy of the clients' own models on the whole test set",
+    "consensus_distance": "distance of the clients' own models from their mean",
     "kl_divergence": "KL divergence of the high-frequency group",
     "dropout_rate_by_samples": "dropout rate of a round's devices, mean by samples",
     "dropout_rate_median": "dropout rate of a round's devices, median",
