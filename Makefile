@@ -3,10 +3,10 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 STAMP := .venv/.installed
 
-.PHONY: help .venv quickstart test check format benchmarks docs wheel clean
+.PHONY: help .venv quickstart test test-all check format benchmarks docs wheel clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z.]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z.-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 .venv: $(STAMP) ## the environment: fedsweep, editable, with the pinned dependencies and tools
 
@@ -21,6 +21,9 @@ quickstart: $(STAMP) ## a first comparison, in a few minutes on a laptop
 
 test: $(STAMP) ## all that CI checks: format, lint, types, every test, the wheel
 	scripts/check
+
+test-all: $(STAMP) ## and the exhaustive tests: each method on actors, each network, each kill
+	scripts/check --all
 
 check: $(STAMP) ## the fast part: format, lint, types, quick tests
 	scripts/check --fast

@@ -12,6 +12,7 @@ from pathlib import Path
 import fault_terms
 import pytest
 import ray
+from each_method import each_method
 from ray_pool import Pool, PooledFleet
 
 from fedsweep.algorithms.registry import METHODS
@@ -59,7 +60,7 @@ def content(state: RunState, memories: Mapping[int, object]) -> Mapping[str, obj
     }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", each_method())
 def test_actors_give_the_bits_of_one_process(name: str, pool: Pool) -> None:
     subject = subject_of(name)
     for actors in (1, 3):  # on two in the next test

@@ -37,6 +37,7 @@ ALONE = ("fedmix", "fedktl")
 FAKE = [name for name in METHODS if name not in READS_IN_ITS_BEGINNING]
 # The lazy device itself refuses a type that it made up ("expected scalar type Float but found Double").
 NOT_LAZY = ("fedgen", "fedmix", "moon")
+EXHAUSTIVE = (pytest.mark.slow, pytest.mark.exhaustive)
 QUICK = (
     "fedavg",
     "fedprox",
@@ -140,7 +141,7 @@ def test_fake_tensors_refuse_two_devices_in_one_operation() -> None:
 # -- with numbers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=EXHAUSTIVE) for n in METHODS])
 def test_the_second_device_trains_the_cpus_model(name: str) -> None:
     if name in NOT_LAZY:
         pytest.skip("the lazy device has a fault of its own here")
