@@ -318,6 +318,8 @@ class Traffic:
         steps: Local steps of the client in the round, the same in all of its entries [E] int32.
         names: What travels, see :class:`~fedsweep.engine.ledger.Ledger`; ascending.
         peers: Hubs at the other end [E] int32; None: the server.
+        syncs: Sync points that the client attended in the round, like ``steps`` [E] int32; None: not recorded.
+        macs: Multiply-accumulates of all the client's work in the round, likewise [E] int64.
     """
 
     clients: Tensor
@@ -327,6 +329,23 @@ class Traffic:
     steps: Tensor
     names: tuple[str, ...]
     peers: Tensor | None = None
+    syncs: Tensor | None = None
+    macs: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTotals:
+    """What a client did in a round.
+
+    Attributes:
+        steps: Local steps.
+        syncs: Sync points that it attended.
+        macs: Multiply-accumulates of all of its work.
+    """
+
+    steps: int = 0
+    syncs: int = 0
+    macs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedsweep
+from fedsweep.algorithms.registry import METHODS
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
-from fedsweep.finished.replay import replay
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.finished.replay import Prices, replay, replayed
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.tables.per_client import traffic_table
+from fedsweep.testing import local_engine, run_rounds, subject_of, tiny_device, with_devices
 
 TINY: dict[str, Any] = {
     "scenario": {"dataset": "digits", "clients": 8},
@@ -50,6 +57,39 @@ def test_other_devices_are_the_run_made_there(method: dict[str, Any], more: dict
     )
     same = replay(there)
     assert same.clocks == found.clocks and same.device_s == found.device_s
+
+
+SLOWER = tuple(tiny_device(speed, bits_per_s=2e4) for speed in (3e3, 1e4, 5e4))
+# What would have been learned elsewhere nobody knows: masks and rates follow training, arrivals the devices.
+TRAINED, ELSEWHERE = "what was trained has a say in this method's plan", "on these devices other clients would have"
+REFUSED = {
+    **dict.fromkeys(("prunefl", "feddst", "fedad", "feddhad"), TRAINED),
+    **dict.fromkeys(("fedasync", "fedbuff", "aedfl"), ELSEWHERE),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_itself_on_its_devices_and_elsewhere_or_refused(name: str) -> None:
+    here = subject_of(name).world(rounds=3)
+    there = with_devices(here, SLOWER)
+    (state, traffic), (other, _) = ran(here), ran(there)
+    own = replayed(here, replace(here), state.records, traffic, Prices(compute_watts=1), is_there=True)
+    sent = own.bytes_before + own.bytes_up + own.bytes_down
+    assert own.clocks == tuple(record.sim_time_s for record in state.records) and sent == state.total_bytes
+    assert own.device_s is not None and (own.energy_kwh or 0) > 0
+    if name in REFUSED:
+        with pytest.raises(ConfigError, match=REFUSED[name]):
+            replayed(here, there, state.records, traffic, Prices(), is_there=False)
+        return
+    found = replayed(here, there, state.records, traffic, Prices(), is_there=False)
+    assert found.clocks == tuple(record.sim_time_s for record in other.records) != own.clocks
+    assert found.bytes_up + found.bytes_down == other.total_bytes - found.bytes_before
+    assert torch.equal(state.vector, other.vector)
+
+
+def ran(experiment: Experiment) -> tuple[RunState, Any]:
+    state = run_rounds(local_engine(experiment))
+    return state, traffic_table(experiment, state.setup_traffic, state.records)
 
 
 @pytest.mark.parametrize("method", [{"name": "fedbuff"}, {"name": "feddst"}, {"name": "fedavg"}])
@@ -107,12 +147,14 @@ def test_a_plan_that_training_has_a_say_in_is_refused(tmp_path: Path, monkeypatc
 def test_money_and_energy_are_products(tmp_path: Path) -> None:
     folder = played({"name": "fedavg"}, {"profile": "homogeneous"}, tmp_path / "a")
     found = replay(folder, ["prices.up_gb=2", "prices.down_gb=1"])
-    assert found.money == pytest.approx((2 * found.bytes_up + found.bytes_down) / 1e9) and found.energy_kwh == 0
+    before = RunFolder(folder).read_result()["registration_bytes"]
+    assert found.bytes_before == before > 0 == found.energy_kwh
+    assert found.money[-1] == pytest.approx((2 * (found.bytes_up + before) + found.bytes_down) / 1e9)
     watts = replay(
         folder, ["prices.compute_watts=3", "prices.radio_watts=3", "prices.kwh=0.5", "prices.device_hour=0.1"]
     )
     assert found.device_s is not None and watts.energy_kwh == pytest.approx(3 * found.device_s / 3.6e6)
-    assert watts.money == pytest.approx(0.5 * (watts.energy_kwh or 0) + 0.1 * found.device_s / 3600)
+    assert watts.money[-1] == pytest.approx(0.5 * (watts.energy_kwh or 0) + 0.1 * found.device_s / 3600)
     # One client after the other is busy longer than the slowest of each round, but for latencies.
     assert found.sim_time_s is not None and 1 < found.device_s / found.sim_time_s <= 4
 

@@ -42,12 +42,13 @@ def replay(
     clock, seconds, energy = replayed.sim_time_s, replayed.device_s, replayed.energy_kwh
     rows = (
         ("rounds", f"{replayed.rounds}"),
+        ("bytes before round 1", f"{replayed.bytes_before:,}"),
         ("bytes up", f"{replayed.bytes_up:,}"),
         ("bytes down", f"{replayed.bytes_down:,}"),
         ("virtual time", "no devices" if clock is None else f"{clock:,.3f} s"),
         ("clients busy", "no devices" if seconds is None else f"{seconds:,.3f} s"),
         ("energy", "no devices" if energy is None else f"{energy:,.6g} kWh"),
-        ("money", f"{replayed.money:,.6g}"),
+        ("money", f"{replayed.money[-1]:,.6g}"),
     )
     for row in rows:
         table.add_row(*row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import insort
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 
 from fedsweep.models.cost import BYTES_PER_VALUE
-from fedsweep.records import Payload, Traffic
+from fedsweep.records import ClientTotals, Payload, Traffic
 from fedsweep.submodel import Direction
 from fedsweep.world.topology import SERVER
 
+# The kind of the one entry of a client that neither sends nor gets anything in a round.
+NOTHING = "nothing"
 _OF_MODELS = frozenset({"params", "buffers", "optimizer", "mask"})
+_IDLE = ClientTotals()
 
 
 class Size(NamedTuple):
@@ -105,40 +109,33 @@ class Ledger:
         """Bytes both ways."""
         return self.bytes("up") + self.bytes("down")
 
-    def traffic(self, steps: Mapping[int, int]) -> Traffic:
-        """Return all of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
-        # Sorted, since messages are charged in another order where a round folds: first all that go down.
-        if self.links:
-            return self._traffic_of_links(steps)
-        entries = sorted(self.sizes.items())
-        clients = [client for (client, _, _), _ in entries]
-        names = sorted({kind for (_, _, kind), _ in entries})
-        places = {name: place for place, name in enumerate(names)}
-        return Traffic(
-            clients=torch.tensor(clients, dtype=torch.int32),
-            up=torch.tensor([way == "up" for (_, way, _), _ in entries], dtype=torch.bool),
-            kinds=torch.tensor([places[kind] for (_, _, kind), _ in entries], dtype=torch.int16),
-            num_bytes=torch.tensor([size for _, size in entries], dtype=torch.int64),
-            steps=torch.tensor([steps.get(client, 0) for client in clients], dtype=torch.int32),
-            names=tuple(names),
-        )
+    def traffic(self, done: Mapping[int, ClientTotals]) -> Traffic:
+        """Return all of it, by client, direction and kind, with what clients did.
 
-    def _traffic_of_links(self, steps: Mapping[int, int]) -> Traffic:
-        """Return the same with the hub at the other end, an entry for each."""
+        Who did something, but neither sent nor got anything, has an entry of no bytes.
+        """
         sizes = Counter({(*key, SERVER): size for key, size in self.sizes.items()})
         for (client, way, kind, peer), size in self.links.items():
             sizes[client, way, kind, peer] += size
             sizes[client, way, kind, SERVER] -= size
+        # Sorted, since messages are charged in another order where a round folds: first all that go down.
         entries = sorted((key, size) for key, size in sizes.items() if size)
+        seen = {client for (client, _, _, _), _ in entries}
+        for client in sorted(done.keys() - seen):
+            insort(entries, ((client, "up", NOTHING, SERVER), 0))
+        clients = [client for (client, _, _, _), _ in entries]
         names = sorted({kind for (_, _, kind, _), _ in entries})
+        places, totals = {name: place for place, name in enumerate(names)}, [done.get(k, _IDLE) for k in clients]
         return Traffic(
-            clients=torch.tensor([client for (client, _, _, _), _ in entries], dtype=torch.int32),
+            clients=torch.tensor(clients, dtype=torch.int32),
             up=torch.tensor([way == "up" for (_, way, _, _), _ in entries], dtype=torch.bool),
-            kinds=torch.tensor([names.index(kind) for (_, _, kind, _), _ in entries], dtype=torch.int16),
+            kinds=torch.tensor([places[kind] for (_, _, kind, _), _ in entries], dtype=torch.int16),
             num_bytes=torch.tensor([size for _, size in entries], dtype=torch.int64),
-            steps=torch.tensor([steps.get(client, 0) for (client, _, _, _), _ in entries], dtype=torch.int32),
+            steps=torch.tensor([total.steps for total in totals], dtype=torch.int32),
             names=tuple(names),
-            peers=torch.tensor([peer for (_, _, _, peer), _ in entries], dtype=torch.int32),
+            peers=torch.tensor([peer for (_, _, _, peer), _ in entries], dtype=torch.int32) if self.links else None,
+            syncs=torch.tensor([total.syncs for total in totals], dtype=torch.int32),
+            macs=torch.tensor([total.macs for total in totals], dtype=torch.int64),
         )
 
     def beside_models(self) -> Counter[tuple[int, Direction]]:

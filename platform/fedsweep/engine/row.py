@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -13,11 +14,12 @@ from fedsweep.client.messages import RoundTotals
 from fedsweep.components.base import ComponentReport
 from fedsweep.engine.clock import Prices, beside_s, server_s
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.plan import RoundPlan
+from fedsweep.engine.plan import RoundPlan, alike
 from fedsweep.engine.round import Round
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
-from fedsweep.records import RoundRecord, State
+from fedsweep.models.cost import FLOPS_PER_MAC
+from fedsweep.records import ClientTotals, RoundRecord, State
 from fedsweep.world.label_stats import kl_divergence, population
 
 
@@ -46,7 +48,7 @@ class RowMaker:
         # them in is no change that they missed.
         stale = tuple(round.version - 1 - u.anchor_version for u in round.updates) if self._carries_work else None
         server_flops = int(sum(round.server_flops))
-        taken = {k: total.steps for k, total in round.totals.items()} | lost_steps
+        flops, done = self._work(plan, round.totals, lost_steps)
         trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
             round=context.round,
@@ -63,7 +65,7 @@ class RowMaker:
             total_bytes=round.state.total_bytes + ledger.total_bytes,
             over_budget=None if self._experiment.world.budgets is None else self._over_budget(round),
             local_steps=steps + sum(lost_steps.values()),
-            flops=self._flops(plan, round.totals, lost_steps) + server_flops,
+            flops=flops + server_flops,
             fwd_macs_per_sample=self._macs(plan, trained),
             sim_time_s=plan.clock,
             full_time_s=None if plan.clock is None else self._full_time(round, plan.clock, server_flops),
@@ -76,7 +78,7 @@ class RowMaker:
             | ({"mean_staleness": sum(stale) / len(stale)} if stale else {})
             | ({"server_flops": float(server_flops)} if server_flops else {})
             | dict(round.figures),
-            traffic=ledger.traffic(taken),
+            traffic=ledger.traffic(done),
             **self.group_figures(plan, round.components, cost=up + down),
         )
 
@@ -123,14 +125,22 @@ class RowMaker:
         limits = budgets.client_budgets(high, low)
         return sum(int(round.ledger.client_values(k) > limits[k]) for k in context.cohort)
 
-    def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals], lost_steps: Mapping[int, int]) -> int:
-        works = plan.context.work
-        did = {k: (total.samples, total.probed) for k, total in totals.items()}
-        did |= {k: (works[k].samples_in(steps), 0.0) for k, steps in lost_steps.items()}
-        return sum(
-            self._costs.flops(plan.submodel(k), samples, work=works.get(k), probed=probed)
-            for k, (samples, probed) in did.items()
-        )
+    def _work(
+        self, plan: RoundPlan, totals: Mapping[int, RoundTotals], lost_steps: Mapping[int, int]
+    ) -> tuple[int, dict[int, ClientTotals]]:
+        """Count FLOPs of all clients, and what each did: its work came back, was lost, or it sent earlier work."""
+        did = {k: (total.steps, total.samples, total.probed) for k, total in totals.items()}
+        did |= {k: (steps, plan.context.work[k].samples_in(steps), 0.0) for k, steps in lost_steps.items()}
+        syncs: Counter[int] = Counter()
+        for point, times in alike(plan.points):
+            for client in point.attend:
+                syncs[client] += times
+        flops, done = 0, {k: ClientTotals(syncs=times) for k, times in syncs.items()}
+        for k, (steps, samples, probed) in did.items():
+            own = self._costs.flops(plan.submodel(k), samples, work=plan.context.work.get(k), probed=probed)
+            flops += own
+            done[k] = ClientTotals(steps=steps, syncs=syncs[k], macs=own // FLOPS_PER_MAC)
+        return flops, done
 
     def _full_time(self, round: Round, clock: float, server_flops: int) -> float:
         """Return the clock with what it leaves out, in this round and before it, in virtual seconds."""

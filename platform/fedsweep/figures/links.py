@@ -30,7 +30,7 @@ def bytes_by_link(folder: Path) -> Counter[tuple[int, int]]:
         return total
     columns = (table.column(name).to_pylist() for name in ("round", "client", "peer", "bytes"))
     for round, client, peer, size in zip(*columns, strict=True):
-        if round:  # registration is with whoever sets the run up
+        if round and size:  # registration is with whoever sets the run up
             total[min(client, peer), max(client, peer)] += size
     return total
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import islice
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,11 +23,13 @@ from fedsweep.engine.forecast import planned_rounds, steps_by_client
 from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.models.cost import FLOPS_PER_MAC
 from fedsweep.parameters.ranges import Checked, NotNegative
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import CONFIG, TRAFFIC, RunFolder
 from fedsweep.world.data.datasets import load_dataset
 from fedsweep.world.devices import client_time, jittered
+from fedsweep.world.topology import SERVER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,27 +67,40 @@ class Replayed:
 
     Attributes:
         rounds: Rounds played.
-        bytes_up: All rounds', what goes before round 1 apart.
+        bytes_before: Before round 1, both ways; money has them, time and energy have not.
+        bytes_up: All rounds'.
         bytes_down: Likewise.
-        sim_time_s: Virtual seconds; None without devices.
-        clocks: The virtual clock at each round's end.
+        clocks: The virtual clock at each round's end; None without devices.
         device_s: Seconds in which clients computed, sent or received, all of them together; None without devices.
-        energy_kwh: Of the clients, for the given powers; None without devices.
-        money: For the given prices; what needs devices only with them.
+        energy: Kilowatt-hours of the clients up to each round's end, for the given powers; None without devices.
+        money: Up to each round's end, for the given prices; what needs devices only with them.
     """
 
     rounds: int
+    bytes_before: int
     bytes_up: int
     bytes_down: int
-    sim_time_s: float | None
     clocks: tuple[float | None, ...]
     device_s: float | None
-    energy_kwh: float | None
-    money: float
+    energy: tuple[float | None, ...]
+    money: tuple[float, ...]
+
+    @property
+    def sim_time_s(self) -> float | None:
+        """Virtual seconds of the whole run."""
+        return self.clocks[-1] if self.clocks else None
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """Kilowatt-hours of the whole run."""
+        return self.energy[-1] if self.energy else None
 
     def tree(self) -> dict[str, Any]:
         """Return plain mappings, lists and numbers."""
-        return {**asdict(self), "clocks": list(self.clocks)}
+        whole = {"sim_time_s": self.sim_time_s, "energy_kwh": self.energy_kwh, "money": self.money[-1]}
+        rounds = {"clocks": self.clocks, "energy_kwh_by_round": self.energy, "money_by_round": self.money}
+        sums = {name: getattr(self, name) for name in ("rounds", "bytes_before", "bytes_up", "bytes_down", "device_s")}
+        return {**sums, **whole, **{name: list(cells) for name, cells in rounds.items()}}
 
 
 def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
@@ -103,7 +118,7 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
     run.check_is_run()
     if not run.has_result() or run.read_result()["status"] != "finished":
         raise OutputError(f"{run.path}: only a finished run can be replayed; finish it with fedsweep run --resume")
-    prices, devices = _split(overrides)
+    prices, devices = split_settings(overrides)
     records, traffic = run.read_rounds(), run.client_table(TRAFFIC)
     if traffic is None:
         raise OutputError(f"{run.path}: has no {TRAFFIC}, which a replay reads; run it again")
@@ -112,22 +127,51 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
     dataset = load_dataset(
         scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
     )
-    before = plan_run(config, dataset).experiment
-    after = before if not devices else plan_run(load_config(run.path / CONFIG, devices), dataset).experiment
-    _check_limits(after, before)
-    clocks: tuple[float | None, ...] = tuple(record.sim_time_s for record in records)
+    before = after = plan_run(config, dataset).experiment
+    is_there = True
     if devices:
-        clocks = tuple(_replanned(before, after, records, _model_bytes(traffic)))
-    busy = _busy(before, after, records, traffic)
+        other = resolve(load_config(run.path / CONFIG, devices))
+        after, is_there = plan_run(other, dataset).experiment, other.scenario.devices == scenario.devices
+    return replayed(before, after, records, traffic, prices, is_there=is_there)
+
+
+def replayed(
+    before: Experiment,
+    after: Experiment,
+    records: Sequence[RoundRecord],
+    traffic: pa.Table,
+    prices: Prices,
+    *,
+    is_there: bool,
+) -> Replayed:
+    """Return what rounds would have taken elsewhere.
+
+    Args:
+        before: The experiment as it was played; the same object as ``after``: nothing is planned again.
+        after: On the other devices.
+        records: The rounds.
+        traffic: Who sent and did what.
+        prices: What hours, bytes and energy cost.
+        is_there: The devices are those on which it was played, so its clock holds whatever has a say in its plan.
+
+    Raises:
+        ConfigError: The rounds would have been others, or prices are for hours that nobody knows.
+    """
+    clocks: tuple[float | None, ...] = tuple(record.sim_time_s for record in records)
+    if after is not before:
+        if not is_there:
+            _check_limits(after)
+        clocks = tuple(_replanned(before, after, records, _model_bytes(traffic), is_there=is_there))
+    busy = _busy(after, traffic)
     if busy is None and any((prices.device_hour, prices.kwh, prices.compute_watts, prices.radio_watts)):
         raise ConfigError(
-            f"{_PRICES}: hours and energy of clients need devices, and a plan that nothing trained has a say in, which"
-            " this run has not; give up_gb and down_gb alone, or set scenario.devices={profile: phone-wifi}, say"
+            f"{_PRICES}: hours and energy of clients need devices, and a run whose {TRAFFIC} has macs; give up_gb and"
+            " down_gb alone, or set scenario.devices={profile: phone-wifi}, say"
         )
-    return _summed(records, clocks, busy, prices)
+    return _summed(records, clocks, busy, prices, traffic)
 
 
-def _split(overrides: Sequence[str]) -> tuple[Prices, list[str]]:
+def split_settings(overrides: Sequence[str]) -> tuple[Prices, list[str]]:
     """Return the prices, and the overrides of devices."""
     devices, priced = [], []
     for item in overrides:
@@ -152,12 +196,11 @@ def _split(overrides: Sequence[str]) -> tuple[Prices, list[str]]:
     return Prices(**tree), devices
 
 
-def _check_limits(after: Experiment, before: Experiment) -> None:
-    limit = after.training.stop.sim_time_s
-    if limit is not None and after is not before:
+def _check_limits(after: Experiment) -> None:
+    if (limit := after.training.stop.sim_time_s) is not None:
         raise ConfigError(
-            f"the run has the limit training.stop.sim_time_s={limit:g}, so on other devices it would have had other"
-            " rounds; begin a new run with them"
+            f"the run has a limit of {limit:g} virtual seconds, so on other devices it would have had other rounds;"
+            " begin a new run with them"
         )
 
 
@@ -171,16 +214,25 @@ def _model_bytes(traffic: pa.Table) -> Counter[int]:
 
 
 def _replanned(
-    before: Experiment, after: Experiment, records: Sequence[RoundRecord], model_bytes: Mapping[int, int]
+    before: Experiment,
+    after: Experiment,
+    records: Sequence[RoundRecord],
+    model_bytes: Mapping[int, int],
+    *,
+    is_there: bool,
 ) -> Iterator[float | None]:
     """Yield the clock on the other devices after each round; refused from where the plans part."""
     for record, was, would in zip(records, *(_plans(each, len(records)) for each in (before, after)), strict=True):
         if difference := _unlike(record, was, model_bytes[record.round]):
+            if is_there:
+                # It has the clock that was measured where it was; no other needs to be planned.
+                yield from (each.sim_time_s for each in records if each.round >= record.round)
+                return
             raise ConfigError(
                 f"round {record.round}: {difference}, so what was trained has a say in this method's plan, and on other"
                 " devices it would have to be trained again; begin a new run with them"
             )
-        if _shape(was) != _shape(would):
+        if was is None or would is None or _shape(was) != _shape(would):
             raise ConfigError(
                 f"round {record.round}: on these devices other clients would have worked, or at other times, and the"
                 " model would have been another; begin a new run with them"
@@ -188,12 +240,16 @@ def _replanned(
         yield would.clock
 
 
-def _plans(experiment: Experiment, rounds: int) -> Iterator[RoundPlan]:
-    return islice(planned_rounds(experiment, Planner(experiment, CostModel(experiment))), rounds)
+def _plans(experiment: Experiment, rounds: int) -> Iterator[RoundPlan | None]:
+    """Yield so many rounds' plans; None where a budget would have ended the run."""
+    plans = planned_rounds(experiment, Planner(experiment, CostModel(experiment)))
+    return islice(chain(plans, repeat(None)), rounds)
 
 
-def _unlike(record: RoundRecord, plan: RoundPlan, model_bytes: int) -> str | None:
+def _unlike(record: RoundRecord, plan: RoundPlan | None, model_bytes: int) -> str | None:
     """Say in what a round was not as it is planned without training; None: in nothing."""
+    if plan is None:
+        return "by a plan there is none"
     steps = sum(steps_by_client(plan).values())
     points = sum(bool(point.attend) and not point.discard for point in plan.points)
     pairs = (
@@ -216,70 +272,80 @@ def _shape(plan: RoundPlan) -> Any:
     return plan.context.cohort, plan.context.drawn, plan.context.work, points, parts, plan.lost
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Busy:
     """Seconds in which clients computed, and in which they sent or received."""
 
-    compute_s: float
-    radio_s: float
+    compute_s: float = 0.0
+    radio_s: float = 0.0
 
 
-def _busy(before: Experiment, after: Experiment, records: Sequence[RoundRecord], traffic: pa.Table) -> _Busy | None:
-    """Return all clients' seconds of all rounds, by what each sent and how many steps it took.
+def _busy(after: Experiment, traffic: pa.Table) -> dict[int, _Busy] | None:
+    """Return all clients' seconds by round, by what each sent, got and computed.
 
-    Latencies, in which nobody is busy, are left out. None without devices, where the plan is not known, and where
-    clients talk with others than the server.
+    Latencies, in which nobody is busy, are left out, and edge servers, which have no devices. None without devices, and
+    where the table is of an older version.
     """
-    profiles, costs = after.world.profiles, CostModel(after)
-    plans = {plan.context.round: plan for plan in _plans(before, len(records))}
-    model_bytes = _model_bytes(traffic)
-    if (
-        "peer" in traffic.column_names
-        or profiles[0].device is None
-        or any(_unlike(r, plans[r.round], model_bytes[r.round]) for r in records)
-    ):
+    profiles = after.world.profiles
+    if profiles[0].device is None or "macs" not in traffic.column_names or traffic.column("macs").null_count:
         return None
     size: Counter[tuple[int, int, str]] = Counter()
-    steps: dict[tuple[int, int], int] = {}
+    work: dict[tuple[int, int], tuple[int, int]] = {}
     for row in traffic.to_pylist():
-        if row["round"]:
-            size[row["round"], row["client"], row["direction"]] += row["bytes"]
-            steps[row["round"], row["client"]] = row["steps"]
-    compute_s = radio_s = 0.0
-    for (round, client), taken in sorted(steps.items()):
-        context, device = plans[round].context, profiles[client].device
-        assert device is not None
+        round, client, peer = row["round"], row["client"], row.get("peer", SERVER)
+        if client >= 0:
+            work[round, client] = row["steps"], row["macs"]
+            size[round, client, row["direction"]] += row["bytes"]
+        if peer >= 0:  # a message between clients has one row
+            work.setdefault((round, peer), (0, 0))
+            size[round, peer, "down" if row["direction"] == "up" else "up"] += row["bytes"]
+    busy: dict[int, _Busy] = {}
+    for (round, client), (steps, macs) in sorted(work.items()):
+        device = profiles[client].device
+        if not round or device is None:
+            continue
         device = jittered(device, seed=after.seed, round=round, client=client)
-        work = context.work.get(client)
-        flops = costs.flops(plans[round].submodel(client), work.samples_in(taken), work=work) if work else 0
         time = client_time(
             replace(device, down_latency_s=0.0, up_latency_s=0.0),
-            steps=taken,
-            flops=flops,
+            steps=steps,
+            flops=FLOPS_PER_MAC * macs,
             bits_down=8 * size[round, client, "down"],
             bits_up=8 * size[round, client, "up"],
         )
-        compute_s, radio_s = compute_s + time.compute_s, radio_s + time.download_s + time.upload_s
-    return _Busy(compute_s=compute_s, radio_s=radio_s)
+        total = busy.setdefault(round, _Busy())
+        total.compute_s += time.compute_s
+        total.radio_s += time.download_s + time.upload_s
+    return busy
 
 
 def _summed(
-    records: Sequence[RoundRecord], clocks: tuple[float | None, ...], busy: _Busy | None, prices: Prices
+    records: Sequence[RoundRecord],
+    clocks: tuple[float | None, ...],
+    busy: Mapping[int, _Busy] | None,
+    prices: Prices,
+    traffic: pa.Table,
 ) -> Replayed:
-    up, down = sum(record.bytes_up for record in records), sum(record.bytes_down for record in records)
-    money = (up * prices.up_gb + down * prices.down_gb) / 1e9
-    seconds = energy = None
-    if busy is not None:
-        seconds = busy.compute_s + busy.radio_s
-        energy = (busy.compute_s * prices.compute_watts + busy.radio_s * prices.radio_watts) / 3.6e6
-        money += seconds / 3600 * prices.device_hour + energy * prices.kwh
+    per_gb = {"up": prices.up_gb, "down": prices.down_gb}
+    first = [row for row in traffic.to_pylist() if not row["round"]]
+    money, kwh, device_s = sum(row["bytes"] * per_gb[row["direction"]] for row in first) / 1e9, 0.0, 0.0
+    moneys, energies = [], list[float | None]()
+    for record in records:
+        money += (record.bytes_up * prices.up_gb + record.bytes_down * prices.down_gb) / 1e9
+        if busy is not None:
+            spent = busy.get(record.round, _Busy())
+            energy = (spent.compute_s * prices.compute_watts + spent.radio_s * prices.radio_watts) / 3.6e6
+            seconds = spent.compute_s + spent.radio_s
+            kwh, device_s = kwh + energy, device_s + seconds
+            money += seconds / 3600 * prices.device_hour + energy * prices.kwh
+        moneys.append(money)
+        energies.append(None if busy is None else kwh)
     return Replayed(
         rounds=len(records),
-        bytes_up=up,
-        bytes_down=down,
-        sim_time_s=clocks[-1] if clocks else None,
+        bytes_before=sum(row["bytes"] for row in first),
+        bytes_up=sum(record.bytes_up for record in records),
+        bytes_down=sum(record.bytes_down for record in records),
         clocks=clocks,
-        device_s=seconds,
-        energy_kwh=energy,
-        money=money,
+        device_s=None if busy is None else device_s,
+        energy=tuple(energies),
+        money=tuple(moneys),
     )

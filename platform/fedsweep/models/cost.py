@@ -33,7 +33,7 @@ WRITTEN_OUT = ""
 _UNKNOWN = re.compile(r"fft|linalg|cdist|trilinear|lstm|gru|rnn|attention|deform|unique_dim|cholesky|solve|svd|eig")
 _OPERATIONS_PER_BATCH_NORM_OUTPUT = 4
 PASSES_OF_A_STEP = 3
-_FLOPS_PER_MAC = 2
+FLOPS_PER_MAC = 2
 
 # A value that travels is a single-precision number, whatever precision an experiment computes with.
 BYTES_PER_VALUE = 4
@@ -148,7 +148,7 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = getattr(func, "_overloadpacket", func)
         name = str(packet).removeprefix("aten.")
         if packet in flop_registry:
-            self.macs += flop_registry[packet](*args, **(kwargs or {}), out_val=output) // _FLOPS_PER_MAC
+            self.macs += flop_registry[packet](*args, **(kwargs or {}), out_val=output) // FLOPS_PER_MAC
         elif name in _FORMULAS:
             self.macs += _FORMULAS[name](*args)
         elif getattr(func, "namespace", "") != "aten" or _UNKNOWN.search(name):
@@ -196,7 +196,7 @@ def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STE
     """
     # Whole numbers stay whole: a run's FLOPs may be more than a float holds to the digit.
     whole = int(passes) if float(passes).is_integer() else passes
-    return round(_FLOPS_PER_MAC * macs * samples * whole)
+    return round(FLOPS_PER_MAC * macs * samples * whole)
 
 
 def _outline(model: nn.Module) -> nn.Module:

@@ -14,6 +14,7 @@ import fedsweep
 from fedsweep.algorithms.registry import METHODS
 from fedsweep.driver.run import plan_run, resumable, run_plan
 from fedsweep.engine.cost import registration_bytes
+from fedsweep.engine.ledger import NOTHING
 from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import CONFIG, RESULT, TRAFFIC, RunFolder
@@ -43,20 +44,21 @@ def test_every_methods_rows_add_up_to_its_rounds(name: str) -> None:
     state = run_rounds(engine)
     rows = traffic_table(engine.experiment, state.setup_traffic, state.records).to_pylist()
     at_start, sums = [row for row in rows if not row["round"]], summed(rows)
-    assert {key: size for key, size in sums.items() if key[0]} == told(state.records)
+    assert {key: size for key, size in sums.items() if key[0] and size} == told(state.records)
     assert sums[0, "down"] + sums[0, "up"] == registration_bytes(engine.experiment) + (state.setup_bytes or 0)
     assert {row["client"] for row in at_start if row["kind"] == REGISTRATION} == set(range(6))
     keys = [(row["round"], row["client"], row["direction"], row["kind"], row.get("peer", -1)) for row in rows]
     assert len(set(keys)) == len(keys)
     assert sorted(keys[len(at_start) :]) == keys[len(at_start) :]
-    assert all(row["bytes"] > 0 for row in rows)
+    assert all((row["bytes"] == 0) == (row["kind"] == NOTHING) for row in rows)
     for record in state.records:
-        steps = {row["client"]: row["steps"] for row in rows if row["round"] == record.round}
-        if "peer" in rows[0]:
-            assert sum(steps.values()) <= record.local_steps  # whoever sends to nobody has no row
-        else:
-            # Where nothing travels, nobody has a row.
-            assert sum(steps.values()) == (record.local_steps if record.bytes_up else 0)
+        did = {row["client"]: row for row in rows if row["round"] == record.round}
+        assert sum(row["steps"] for row in did.values()) == record.local_steps
+        flops = 2 * sum(row["macs"] for row in did.values()) + record.extra.get("server_flops", 0)
+        assert flops == pytest.approx(record.flops, abs=2 * len(did)) and record.flops > 0
+        assert {client for client, row in did.items() if row["syncs"]} >= set(record.attendees)
+        if name == "dynamicfl":
+            assert max(row["syncs"] for row in did.values()) == record.sync_points > 1
 
 
 TINY: dict[str, Any] = {
