@@ -317,9 +317,9 @@ class Traffic:
         num_bytes: [E] int64.
         steps: Local steps of the client in the round, the same in all of its entries [E] int32.
         names: What travels, see :class:`~fedsweep.engine.ledger.Ledger`; ascending.
-        peers: Hubs at the other end [E] int32; None: the server.
-        syncs: Sync points that the client attended in the round, like ``steps`` [E] int32; None: not recorded.
+        syncs: Sync points that the client attended in the round, likewise [E] int32.
         macs: Multiply-accumulates of all the client's work in the round, likewise [E] int64.
+        peers: Hubs at the other end [E] int32; None: the server.
     """
 
     clients: Tensor
@@ -328,9 +328,9 @@ class Traffic:
     num_bytes: Tensor
     steps: Tensor
     names: tuple[str, ...]
+    syncs: Tensor
+    macs: Tensor
     peers: Tensor | None = None
-    syncs: Tensor | None = None
-    macs: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ import torch
 
 import fedsweep
 from fedsweep.algorithms.registry import METHODS
+from fedsweep.commands.terminal.output import make_console
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.figures.study import plot_runs
+from fedsweep.finished.elsewhere import views_elsewhere
 from fedsweep.finished.replay import Prices, replay, replayed
+from fedsweep.reports.compare import compared_runs, print_comparison
+from fedsweep.reports.page import write_report
+from fedsweep.reports.setting_table import TableStyle
+from fedsweep.results.settings import report_runs
+from fedsweep.results.view import load_runs
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.per_client import traffic_table
 from fedsweep.testing import local_engine, run_rounds, subject_of, tiny_device, with_devices
@@ -172,3 +181,35 @@ def test_what_can_not_be_replayed_is_one_line(setting: str, message: str, tmp_pa
     folder = played({"name": "fedavg"}, None, tmp_path / "a")
     with pytest.raises(ConfigError, match=message):
         replay(folder, [setting])
+
+
+def test_runs_are_compared_as_they_would_have_been(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place, name in enumerate(("fedavg", "scaffold", "feddst")):
+        fedsweep.run({**TINY, "name": name, "method": {"name": name}, "seed": place}, out=tmp_path / "runs" / name)
+    elsewhere = [f"scenario.devices={json.dumps(SLOW)}", "prices.up_gb=2", "prices.compute_watts=4"]
+    views = views_elsewhere(load_runs([tmp_path / "runs"]), elsewhere)
+    runs, _ = report_runs(views)
+    by_name = {run.label: run for run in runs}
+    found = replay(tmp_path / "runs" / "scaffold", elsewhere)
+    assert by_name["scaffold"].view.figure("money") == found.money[-1] > 0
+    assert by_name["scaffold"].curve.spent == {"energy_kwh": found.energy, "money": found.money}
+    assert by_name["scaffold"].curve.sim_time_s == found.clocks
+    assert by_name["feddst"].view.figure("sim_time_s") is by_name["feddst"].view.figure("money") is None
+    assert "what was trained has a say" in by_name["feddst"].view.notes[-1]
+
+    print_comparison(runs, make_console(), style=TableStyle(sort="money"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [word for word in lines[0].split() if word in ("energy", "money")] == ["energy", "money"]
+    assert [line.split()[0] for line in lines[1:]] == ["fedavg", "scaffold", "feddst"]
+    assert f"{found.money[-1]:.4g}" in lines[2] and lines[3].split()[-8:-5] == ["-", "-", "-"]
+    plot_runs(runs, tmp_path / "money.svg", x="money")
+    assert (tmp_path / "money.svg").stat().st_size > 5000
+    seen = partial(views_elsewhere, settings=elsewhere)
+    page = write_report([tmp_path / "runs"], tmp_path / "page.html", seen=seen, script="beside").path.read_text()
+    assert '"label":"money"' in page.replace(" ", "") and "what was trained has a say" in page
+
+    plain = compared_runs([tmp_path / "runs"])
+    with pytest.raises(ConfigError, match="--x money: only a replay knows it"):
+        plot_runs(plain, tmp_path / "money.svg", x="money")
+    with pytest.raises(ConfigError, match="a say in this method's plan"):
+        views_elsewhere([run.view for run in plain if run.label == "feddst"], elsewhere)

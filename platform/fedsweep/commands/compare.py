@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.terminal.options import Plot, examples, parse_names
+from fedsweep.commands.terminal.options import Elsewhere, Plot, examples, parse_names
 
 EXAMPLES = examples(
     "fedsweep compare runs",
     "fedsweep compare runs/intervals --by setting --sort acc --top 5",
     "fedsweep compare runs/intervals --by setting --format latex > table.tex",
     "fedsweep compare runs/study --rows method --columns dirichlet_alpha --y acc,bytes",
+    "fedsweep compare runs/study --set scenario.devices.profile=phone-slow --set prices.up_gb=2 --sort money",
     "fedsweep compare runs/fedavg runs/dynamicfl --plot accuracy.png",
     "fedsweep compare runs/study --only method=FedAvg,SCAFFOLD --plot loss.pdf --x rounds --y loss",
 )
@@ -72,7 +73,9 @@ def compare(
     ] = None,
     x: Annotated[
         str | None,
-        typer.Option("--x", metavar="AXIS", help="Of the picture: rounds, bytes, sim, wall, flops, or a key."),
+        typer.Option(
+            "--x", metavar="AXIS", help="Of the picture: rounds, bytes, sim, wall, flops, energy, money, or a key."
+        ),
     ] = None,
     y: Annotated[
         str | None,
@@ -96,6 +99,7 @@ def compare(
         list[str] | None,
         typer.Option(metavar="KEY=TEXT", help="What a paper calls a key; may be repeated."),
     ] = None,
+    overrides: Elsewhere = None,
     plot: Plot = None,
 ) -> None:
     """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
@@ -116,7 +120,7 @@ def compare(
     from fedsweep.commands.terminal.output import make_console, note
     from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.reports.setting_table import TableStyle
-    from fedsweep.results.settings import group_settings, remarks, shortly_called
+    from fedsweep.results.settings import group_settings, remarks, report_runs, shortly_called
     from fedsweep.runs.remote_folder import read_from
 
     if plot is not None:
@@ -125,6 +129,10 @@ def compare(
         checked_path(plot)  # before the table
     with read_from(folders) as places:
         runs, console = compared_runs(places, only=only or ()), make_console()
+        if overrides:
+            from fedsweep.finished.elsewhere import views_elsewhere
+
+            runs, _ = report_runs(views_elsewhere([run.view for run in runs], overrides))
         style = TableStyle(
             rows=parse_names(rows),
             columns=parse_names(columns),

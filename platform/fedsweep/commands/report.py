@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedsweep.commands.terminal.options import examples, parse_names
+from fedsweep.commands.terminal.options import Elsewhere, examples, parse_names
 
 EXAMPLES = examples(
     "fedsweep report runs/intervals --out intervals.html",
     "fedsweep report runs/fedavg runs/dynamicfl --out comparison.html",
     "fedsweep report runs/study --columns dirichlet_alpha --out study.html",
+    "fedsweep report runs/study --set scenario.devices.profile=phone-slow --set prices.up_gb=2 --out elsewhere.html",
     "fedsweep report my-experiment --uri sqlite:////home/me/study/mlflow.db --out study.html",
 )
 
@@ -50,6 +52,7 @@ def report(
         str | None,
         typer.Option(metavar="KEYS", help="Keys that make columns and panels. [dim]what makes worlds[/dim]"),
     ] = None,
+    overrides: Elsewhere = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", metavar="", help="Replace --out even where it is no report.")
     ] = False,
@@ -63,16 +66,18 @@ def report(
     and taken away as SVG and CSV.
     """
     from fedsweep.commands.terminal.output import note
+    from fedsweep.finished.elsewhere import views_elsewhere
     from fedsweep.reports.page import write_report
     from fedsweep.results.texts import bytes_text
     from fedsweep.results.worlds import LayoutKeys
     from fedsweep.runs.remote_folder import read_from
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
+    seen = partial(views_elsewhere, settings=overrides) if overrides else None
     store = resolve_uri(uri, out=local_store())
     keys = LayoutKeys(rows=parse_names(rows), columns=parse_names(columns))
     with read_from(sources) as places:
-        written = write_report(places, out, uri=store, overwrite=overwrite, script=script, keys=keys)
+        written = write_report(places, out, uri=store, overwrite=overwrite, script=script, keys=keys, seen=seen)
     for text in written.notes:
         note(f"note: {text}")
     runs = f"{written.num_runs} run{'' if written.num_runs == 1 else 's'}"

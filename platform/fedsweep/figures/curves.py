@@ -29,14 +29,14 @@ from fedsweep.figures.style import (
 )
 from fedsweep.results.curves import Curve, mean_curve
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
-from fedsweep.results.view import load_runs
+from fedsweep.results.view import SPENT, load_runs
 from fedsweep.results.worlds import Study, World, study_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # What can be under a curve.
-ACROSS = ("round", "total_bytes", "sim_time_s", "wall_time_s", "flops")
+ACROSS = ("round", "total_bytes", "sim_time_s", "wall_time_s", "flops", *SPENT)
 _MARKERS = 8
 
 

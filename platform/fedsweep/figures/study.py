@@ -31,6 +31,7 @@ from fedsweep.results.keys import resolved
 from fedsweep.results.seed_statistics import finite
 from fedsweep.results.selection import FIGURE_NAMES, figure_name
 from fedsweep.results.settings import ReportRun, group_settings
+from fedsweep.results.view import SPENT
 from fedsweep.results.worlds import LayoutKeys, Study, World, study_of, world_keys
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def plot_runs(
     Args:
         runs: All runs.
         path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
-        x: ``rounds``, ``bytes``, ``sim``, ``wall`` or ``flops`` for curves; or the short name of a key with numbers,
-            for the figures that runs ended with.
+        x: ``rounds``, ``bytes``, ``sim``, ``wall``, ``flops``, ``energy`` or ``money`` for curves; or the short name of
+            a key with numbers, for the figures that runs ended with.
         y: A figure, or several.
         keys: Rows and columns.
         called: Words for the labels of rows and worlds.
@@ -73,6 +74,8 @@ def plot_runs(
     across, names = FIGURE_NAMES.get(x, x), [y] if isinstance(y, str) else [*dict.fromkeys(y)]
     figures = [figure_name(name, runs, what="--y") for name in names]
     if across in ACROSS:
+        if across in SPENT:
+            figure_name(x, runs, what="--x")
         for name, figure in zip(names, figures, strict=True):
             if not any(run.view.column(figure) for run in runs if run.num_rounds) and any(r.num_rounds for r in runs):
                 raise ConfigError(

@@ -68,6 +68,7 @@ _NAMES: Mapping[str, str] = {
     "total_bytes": "bytes sent, both ways",
     "sim_time_s": "simulated time (s)",
     "full_time_s": "simulated time, all included (s)",
+    "energy_kwh": "energy (kWh)",
     "wall_time_s": "wall time (s)",
     "test_accuracy": "test accuracy (%)",
     "validation_accuracy": "validation accuracy (%)",

@@ -165,8 +165,8 @@ def replayed(
     busy = _busy(after, traffic)
     if busy is None and any((prices.device_hour, prices.kwh, prices.compute_watts, prices.radio_watts)):
         raise ConfigError(
-            f"{_PRICES}: hours and energy of clients need devices, and a run whose {TRAFFIC} has macs; give up_gb and"
-            " down_gb alone, or set scenario.devices={profile: phone-wifi}, say"
+            f"{_PRICES}: hours and energy of clients need devices; give up_gb and down_gb alone, or set"
+            " scenario.devices={profile: phone-wifi}, say"
         )
     return _summed(records, clocks, busy, prices, traffic)
 
@@ -283,11 +283,10 @@ class _Busy:
 def _busy(after: Experiment, traffic: pa.Table) -> dict[int, _Busy] | None:
     """Return all clients' seconds by round, by what each sent, got and computed.
 
-    Latencies, in which nobody is busy, are left out, and edge servers, which have no devices. None without devices, and
-    where the table is of an older version.
+    Latencies, in which nobody is busy, are left out, and edge servers, which have no devices. None without devices.
     """
     profiles = after.world.profiles
-    if profiles[0].device is None or "macs" not in traffic.column_names or traffic.column("macs").null_count:
+    if profiles[0].device is None:
         return None
     size: Counter[tuple[int, int, str]] = Counter()
     work: dict[tuple[int, int], tuple[int, int]] = {}

@@ -14,7 +14,7 @@ from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.selection import only_those, order_of
 from fedsweep.results.settings import ReportRun, Setting, report_runs, shortly_called
 from fedsweep.results.texts import MISSING, bytes_text, metric_text, metric_title, seconds_text
-from fedsweep.results.view import load_runs, metrics_of
+from fedsweep.results.view import ENERGY, MONEY, RunView, load_runs, metrics_of, spent_of
 from fedsweep.results.worlds import study_of
 from fedsweep.tasks.declaration import Declaration
 
@@ -30,6 +30,8 @@ _OF_SETTINGS = (
 )
 BY = ("run", "setting")
 Form = Literal["text", "md", "latex", "csv"]
+# Behind the simulated time, where replays know them.
+_OF_REPLAYS = {ENERGY: "energy", MONEY: "money"}
 _NUM_NAMES, _NARROWEST_NAME, _GAP = 2, 8, 2
 _WIDEST = 100_000
 
@@ -92,8 +94,9 @@ def print_runs(runs: Sequence[ReportRun], console: Console, *, style: TableStyle
     shown = [shortly_called(runs)[place] for place in order][: style.top]
     styles = [{"finished": "", "failed": "red"}.get(run.status, "yellow") for run in shown]
     metrics = metrics_of(run.view for run in runs)
-    rows = [_run_cells(run, metrics) for run in shown]
-    _print(_with_metrics(_OF_RUNS, metrics), rows, styles, console)
+    spent = spent_of(run.view for run in runs)
+    rows = [_run_cells(run, metrics, spent) for run in shown]
+    _print(_headings(_OF_RUNS, metrics, spent), rows, styles, console)
 
 
 def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableStyle | None = None) -> None:
@@ -102,7 +105,8 @@ def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableS
     study = study_of(runs)
     settings, layout = study.settings, study.layout
     metrics, cells, styles = metrics_of(run.view for run in runs), [], []
-    headings = _with_metrics(_OF_SETTINGS, metrics)
+    spent = spent_of(run.view for run in runs)
+    headings = _headings(_OF_SETTINGS, metrics, spent)
     for world in layout.worlds:
         if len(layout.worlds) > 1:
             cells.append([world.label, *[""] * (len(headings) - 1)])
@@ -112,7 +116,8 @@ def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableS
         volumes = {place: share_of_box(curve, list(curves.values())) for place, curve in curves.items()}
         for place, row in ((world.cells[row], row) for row in order):
             setting = settings[place]
-            own = _setting_cells(setting, runs[setting.runs[0]].method, metrics, volume=volumes.get(place))
+            method = runs[setting.runs[0]].method
+            own = _setting_cells(setting, method, metrics, spent, volume=volumes.get(place))
             cells.append([layout.rows[row] if len(layout.worlds) > 1 else setting.label, *own[1:]])
             styles.append("red" if setting.failed else "")
     _print(headings, cells, styles, console)
@@ -129,13 +134,18 @@ def print_layout(runs: Sequence[ReportRun], console: Console, *, style: TableSty
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _with_metrics(headings: Sequence[str], metrics: Mapping[str, Declaration]) -> list[str]:
-    """The headings with those of metrics behind the accuracies."""
-    place = headings.index("best") + 1
-    return [*headings[:place], *(metric_title(*item) for item in metrics.items()), *headings[place:]]
+def _headings(names: Sequence[str], metrics: Mapping[str, Declaration], spent: Iterable[str]) -> list[str]:
+    """The headings with those of metrics behind the accuracies, and of what is spent behind the time."""
+    place, last = names.index("best") + 1, names.index("sim") + 1
+    more = [metric_title(*item) for item in metrics.items()]
+    return [*names[:place], *more, *names[place:last], *(_OF_REPLAYS[name] for name in spent), *names[last:]]
 
 
-def _run_cells(run: ReportRun, metrics: Mapping[str, Declaration]) -> list[str]:
+def _spent_cells(of: RunView | Setting, spent: Iterable[str]) -> list[str]:
+    return [MISSING if (value := of.figure(name)) is None else f"{value:.4g}" for name in spent]
+
+
+def _run_cells(run: ReportRun, metrics: Mapping[str, Declaration], spent: Iterable[str]) -> list[str]:
     return [
         run.label,
         run.method,
@@ -145,6 +155,7 @@ def _run_cells(run: ReportRun, metrics: Mapping[str, Declaration]) -> list[str]:
         bytes_text(run.view.figure("total_bytes")),
         _ratio(run.view.figure("comm_ratio")),
         seconds_text(run.view.figure("sim_time_s")),
+        *_spent_cells(run.view, spent),
         seconds_text(run.view.figure("wall_time_s")),
         seconds_text(run.view.figure("round_time_s")),
         MISSING if run.view.seed is None else str(run.view.seed),
@@ -154,7 +165,7 @@ def _run_cells(run: ReportRun, metrics: Mapping[str, Declaration]) -> list[str]:
 
 
 def _setting_cells(
-    setting: Setting, method: str, metrics: Mapping[str, Declaration], *, volume: float | None
+    setting: Setting, method: str, metrics: Mapping[str, Declaration], spent: Iterable[str], *, volume: float | None
 ) -> list[str]:
     accuracy = setting.over_seeds("test_accuracy")
     return [
@@ -169,6 +180,7 @@ def _setting_cells(
         _ratio(volume),
         _ratio(setting.figure("comm_ratio")),
         seconds_text(setting.figure("sim_time_s")),
+        *_spent_cells(setting, spent),
         seconds_text(setting.figure("wall_time_s")),
         seconds_text(setting.figure("round_time_s")),
         str(len(setting.counted)),

@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from fedsweep.reports.sources import command_again, find_sources
 from fedsweep.reports.world_parts import handovers
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, metric_text, seconds_text
+from fedsweep.results.view import RunView, spent_of
 from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
@@ -71,6 +72,7 @@ def write_report(
     overwrite: bool = False,
     script: str = INSIDE,
     keys: LayoutKeys | None = None,
+    seen: Callable[[Sequence[RunView]], Sequence[RunView]] | None = None,
 ) -> Written:
     """Read runs and write the page.
 
@@ -81,6 +83,7 @@ def write_report(
         overwrite: Replace whatever file is there.
         script: Where Plotly's script goes: :data:`INSIDE` the page, or once :data:`BESIDE` all pages of a folder.
         keys: Those that make rows, and those that make worlds, each with a column and a panel.
+        seen: Makes of the runs those that are shown.
 
     Raises:
         InputError: A source is neither a folder with runs nor an experiment, no run can be read, rows or columns name
@@ -92,6 +95,8 @@ def write_report(
     elif script != INSIDE:
         raise OutputError(f"--script {script}: must be {INSIDE} or {BESIDE}")
     source_runs = find_sources([str(source) for source in sources], uri=uri)
+    if seen is not None:
+        source_runs = replace(source_runs, runs=tuple(seen(source_runs.runs)))
     report = build_report(source_runs, keys or LayoutKeys())
     data = render(report, made=datetime.now(UTC), script=script).encode()
     try:
@@ -149,6 +154,7 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
         plotly_file=PLOTLY,
         drawn=_DRAWN,
         has_time=any(run.view.figure("sim_time_s") is not None for run in report.runs),
+        spent=spent_of(run.view for run in report.runs),
         data=Markup(_embedded({name: chart.tree() for name, chart in charts.items()})),
         swatches=[(f"c{look.colour[1:]}", SYMBOLS[look.marker][1]) for look in report.looks],
         setting_of={index: place for place, setting in enumerate(report.settings) for index in setting.runs},

@@ -11,6 +11,7 @@ from fedsweep.results.config_table import ConfigTable, short_keys
 from fedsweep.results.seed_statistics import finite
 from fedsweep.results.settings import Setting
 from fedsweep.results.texts import bytes_text, seconds_text
+from fedsweep.results.view import SPENT
 from fedsweep.results.worlds import Study
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ def _axes(settings: Sequence[Setting], configs: ConfigTable) -> dict[str, _Axis]
     ends = {
         "bytes": _range_axis([s.figure("total_bytes") for s in settings], bytes_text),
         "simulated time": _range_axis([s.figure("sim_time_s") for s in settings], seconds_text),
+        **{
+            title: _range_axis([s.figure(name) for s in settings], lambda value: f"{value:.4g}")
+            for name, title in SPENT.items()
+        },
         "test accuracy": _range_axis(
             [s.figure("test_accuracy") for s in settings], lambda share: f"{100 * share:.2f} %"
         ),

@@ -16,7 +16,7 @@ from fedsweep.results.pareto import curve_front
 from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text
-from fedsweep.results.view import metrics_of
+from fedsweep.results.view import SPENT, metrics_of, spent_of
 from fedsweep.results.worlds import Study, World
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _SPENT: Mapping[str, Mapping[str, Any]] = {
     "round": {"title": {"text": "round"}},
     "bytes": SENT,
     "simulated time": {"title": {"text": "simulated time (s)"}, "tickformat": "~g", "hoverformat": ".4~g"},
+    **{title: {"title": {"text": title}, "tickformat": "~g", "hoverformat": ".4~g"} for title in SPENT.values()},
 }
 _HINT = "Lines are means over the seeds, as far as all went; bands are one sample standard deviation each way."
 _MEANS, _RUNS, _ALWAYS = "mean", "run", "both"
@@ -63,7 +64,8 @@ def curve_charts(study: Study, looks: Sequence[Look]) -> dict[str, Chart]:
     last = max((run.curve.rounds[-1] for run in runs if run.curve.rounds), default=0)
     dticks = {"round": 1 if last <= FEW_TICKS else None}
     is_timed = any(value is not None for run in runs for value in run.curve.sim_time_s)
-    against = ["round", "bytes", *(["simulated time"] if is_timed else [])]
+    spent = spent_of(run.view for run in runs)
+    against = ["round", "bytes", *(["simulated time"] if is_timed else []), *spent.values()]
     has_bands = any(end != "line" for own in lines for _, _, end in own)
     has_kinds = has_bands or len(runs) > len(study.settings)
     panels = [
@@ -187,7 +189,8 @@ def _edge(look: Look, *, meta: Mapping[str, Any], fill: bool = False) -> Scatter
 def _column(curve: Curve, part: str, name: str, *, end: str) -> Sequence[Any] | None:
     """Of a curve, or of an end of its band: its places on an axis (``x``), a ``figure``, or both ``ends`` of a band."""
     if part == "x":
-        return {"round": curve.rounds, "bytes": curve.total_bytes, "simulated time": curve.sim_time_s}[name]
+        spent = {title: curve.spent.get(figure) for figure, title in SPENT.items()}
+        return {"round": curve.rounds, "bytes": curve.total_bytes, "simulated time": curve.sim_time_s, **spent}[name]
     if part == "figure":
         return {"line": curve.figures, "low": curve.low, "high": curve.high}[end].get(name)
     return list(zip(curve.low[name], curve.high[name], strict=True)) if end == "line" and name in curve.low else None

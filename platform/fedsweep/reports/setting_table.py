@@ -13,7 +13,7 @@ from fedsweep.results.selection import figure_name, is_less_better, order_of
 from fedsweep.results.settings import ReportRun, Setting, remarks
 from fedsweep.results.texts import MISSING, clean
 from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
-from fedsweep.results.view import metrics_of
+from fedsweep.results.view import SPENT, metrics_of, spent_of
 from fedsweep.results.worlds import Layout, Study, World, study_of
 from fedsweep.tasks.declaration import SHARE, Declaration
 
@@ -65,6 +65,9 @@ FIGURES = (
     Figure(name="comm_ratio", heading="Ratio", digits=3),
     Figure(name="sim_time_s", heading="Simulated (s)", digits=0),
 )
+OF_REPLAYS = tuple(
+    Figure(name=name, heading=title[0].upper() + title[1:], digits=None) for name, title in SPENT.items()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,7 @@ class TableStyle:
 
 def shown_figure(name: str, metrics: Mapping[str, Declaration] = MappingProxyType({})) -> Figure:
     """Choose units and digits of a figure: shares in percent, bytes in MB, metrics as they are declared."""
-    for figure in FIGURES:
+    for figure in (*FIGURES, *OF_REPLAYS):
         if figure.name == name:
             return figure
     words = name.replace("_", " ").capitalize()
@@ -201,7 +204,7 @@ def _figures(study: Study, style: TableStyle, *, is_single: bool) -> list[Figure
     if style.figures is not None:
         metrics = metrics_of(run.view for run in study.runs)
         return [shown_figure(figure_name(name, study.runs, what="--y"), metrics) for name in style.figures]
-    usual = FIGURES if is_single else FIGURES[:1]
+    usual = (*FIGURES, *OF_REPLAYS) if is_single else FIGURES[:1]
     return [f for f in usual if any(s.figure(f.name) is not None for s in study.settings)] or [FIGURES[0]]
 
 
@@ -326,11 +329,13 @@ def setting_rows(study: Study, places: Iterable[int]) -> list[dict[str, Any]]:
     Of a setting that is in several worlds it is the first.
     """
     rows = []
+    spent = spent_of(run.view for run in study.runs)
+    figures = [*FIGURES, *(figure for figure in OF_REPLAYS if figure.name in spent)]
     for place in places:
         setting = study.settings[place]
         row: dict[str, Any] = {"setting": setting.label, "method": study.runs[setting.runs[0]].method}
         row |= {"seeds": len(setting.counted), "failed": setting.failed}
-        for figure in FIGURES:
+        for figure in figures:
             estimate = setting.over_seeds(figure.name)
             row |= {f"{figure.name}_{part}": finite(getattr(estimate, part)) for part in ("mean", "sd", "low", "high")}
         world = next(world for world in study.layout.worlds if place in world.cells.values())

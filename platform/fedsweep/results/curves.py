@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedsweep.results.seed_statistics import deviation, finite, mean
 from fedsweep.results.texts import metric_text, metric_title
-from fedsweep.results.view import RunView
+from fedsweep.results.view import SPENT, RunView, spent_of
 from fedsweep.tasks.declaration import SHARE, Declaration
 
 # What a report draws, and how it is called there.
@@ -61,6 +61,7 @@ class Curve:
         sim_time_s: Virtual seconds up to and with each round.
         wall_time_s: Real seconds up to and with each round, evaluation included; empty where nobody asks for them.
         flops: Of all clients' training up to and with each round; empty where nobody asks for them.
+        spent: Energy and money up to and with each round, where they are known.
         figures: Columns that are known in some round.
         low: Over seeds, the mean less one sample standard deviation; empty for a single run.
         high: The mean and one deviation more; empty for a single run.
@@ -72,6 +73,7 @@ class Curve:
     figures: Mapping[str, Cells]
     wall_time_s: Cells = ()
     flops: Cells = ()
+    spent: Mapping[str, Cells] = field(default_factory=dict)
     low: Mapping[str, Cells] = field(default_factory=dict)
     high: Mapping[str, Cells] = field(default_factory=dict)
 
@@ -84,9 +86,12 @@ class Curve:
 
         Args:
             name: One of the figures; a curve without it has no points.
-            against: ``round``, ``total_bytes``, ``sim_time_s``, ``wall_time_s`` or ``flops``.
+            against: ``round``, ``total_bytes``, ``sim_time_s``, ``wall_time_s``, ``flops``, or one of ``spent``.
         """
-        places = self.rounds if against == "round" else getattr(self, against)
+        if against in SPENT:
+            places = self.spent.get(against, ())
+        else:
+            places = self.rounds if against == "round" else getattr(self, against)
         values = self.figures.get(name, ())
         rows = zip(places, values, self.low.get(name, values), self.high.get(name, values), strict=False)
         return [
@@ -106,6 +111,7 @@ def curve_of(run: RunView, names: Iterable[str] | None = None) -> Curve:
         sim_time_s=tuple(map(finite, run.column("sim_time_s"))),
         wall_time_s=tuple(map(finite, run.column("seconds_so_far"))),
         flops=tuple(map(finite, accumulate(count or 0 for count in run.column("flops")))),
+        spent={name: tuple(map(finite, run.column(name))) for name in spent_of([run])},
         figures={name: values for name, values in cells.items() if any(v is not None for v in values)},
     )
 
@@ -131,6 +137,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         sim_time_s=over(mean, [curve.sim_time_s for curve in curves]),
         wall_time_s=over(mean, [curve.wall_time_s for curve in curves]),
         flops=over(mean, [curve.flops for curve in curves]),
+        spent={name: over(mean, [curve.spent.get(name, ()) for curve in curves]) for name in curves[0].spent},
         figures={name: over(mean, columns[name]) for name in names},
         low={name: over(lambda values: mean(values) - deviation(values), columns[name]) for name in names},
         high={name: over(lambda values: mean(values) + deviation(values), columns[name]) for name in names},

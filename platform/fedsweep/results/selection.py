@@ -10,7 +10,7 @@ from fedsweep.results.config_table import config_table, short_keys
 from fedsweep.results.keys import resolved
 from fedsweep.results.settings import ReportRun, Setting
 from fedsweep.results.texts import clean, some_of
-from fedsweep.results.view import RunView, metrics_of
+from fedsweep.results.view import ENERGY, SPENT, RunView, metrics_of
 
 # What columns of tables are called.
 FIGURE_NAMES: Mapping[str, str] = {
@@ -22,6 +22,7 @@ FIGURE_NAMES: Mapping[str, str] = {
     "ratio": "comm_ratio",
     "sim": "sim_time_s",
     "sim_time": "sim_time_s",
+    "energy": ENERGY,
     "wall": "wall_time_s",
     "wall_time": "wall_time_s",
     "s/round": "round_time_s",
@@ -44,6 +45,8 @@ def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
         if any(isinstance(cell, int | float) for cell in cells)
     }
     names = columns | {*FIGURE_NAMES.values()}
+    if wanted in SPENT and wanted not in columns:
+        raise ConfigError(f"{what} {name}: only a replay knows it; add --set prices.kwh=0.3, say, and devices")
     if wanted not in names:
         raise ConfigError(f"{what}: {unknown_name('figure', name, {*FIGURE_NAMES, *columns})}")
     return wanted

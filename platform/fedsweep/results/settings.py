@@ -14,12 +14,12 @@ from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, mean_curve
 from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
 from fedsweep.results.texts import clean, without_shared_start
-from fedsweep.results.view import RunView, run_labels
+from fedsweep.results.view import SPENT, RunView, run_labels
 
 _LONGEST_REASON = 1000
 _MOST_TARGETS = 20
 _MOST_REMARKS = 20
-_TOOK = ("round", "sim_time_s", "total_bytes", "flops")
+_TOOK = ("round", "sim_time_s", "total_bytes", "flops", *SPENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,8 @@ class TargetRow:
         reached: How many of the runs reached it.
         runs: How many there are.
         took: ``round``, the first evaluated one that did; ``sim_time_s``, virtual seconds at its end; ``total_bytes``,
-            both ways from before round 1 up to and with it; ``flops``, of all clients' training until then. None where
-            no run has it.
+            both ways from before round 1 up to and with it; ``flops``, of all clients' training until then; energy and
+            money of replays. None where no run has it.
     """
 
     setting: int

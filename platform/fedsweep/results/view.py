@@ -26,6 +26,9 @@ from fedsweep.runs.targets import reaches
 from fedsweep.tasks.declaration import Declaration
 
 UNFINISHED = "unfinished"
+# Columns that only a replay gives, up to each round's end; and what they are called.
+ENERGY, MONEY = "energy_kwh", "money"
+SPENT: Mapping[str, str] = {ENERGY: "energy (kWh)", MONEY: "money"}
 _COLUMN = re.compile(r"[\w-]{1,60}(/\w{1,60})?")
 # Which rounds become one figure, and how.
 OVER: Mapping[str, tuple[slice, Callable[[Sequence[float]], float]]] = {
@@ -224,6 +227,12 @@ def metrics_of(views: Iterable[RunView]) -> dict[str, Declaration]:
     for view in views:
         declared = {**view.metrics, **declared}
     return declared
+
+
+def spent_of(views: Iterable[RunView]) -> dict[str, str]:
+    """Return those of :data:`SPENT` that are known of some run."""
+    seen = list(views)
+    return {name: title for name, title in SPENT.items() if any(view.last(name) is not None for view in seen)}
 
 
 def run_so_far(folder: Path, records: Sequence[RoundRecord]) -> RunView:

@@ -23,6 +23,14 @@ Overrides = Annotated[
         help="Set a dotted key to a YAML value; may be repeated, and of the same key the last one wins.",
     ),
 ]
+Elsewhere = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Show runs as on other scenario.devices, and at prices, as [b]fedsweep replay[/b] tells; may be repeated.",
+    ),
+]
 # A path or an address: as paths, addresses would lose a slash.
 Out = Annotated[
     str | None,

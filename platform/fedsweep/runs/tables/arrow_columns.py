@@ -35,14 +35,7 @@ def number_column(cells: Sequence[float | None] | np.ndarray, kind: pa.DataType)
     values = numbers.astype(np.int64 if is_whole else np.float64)
     if is_whole and not np.array_equal(values, numbers):
         raise InvariantError(f"a column of whole numbers has the cell {numbers[values != numbers][0]}")
-    return masked_column(values, present, kind)
-
-
-def masked_column(values: np.ndarray, present: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Make a column of numbers [N] of that type, null where they are not ``present`` [N]."""
-    import pyarrow as pa
-
-    return pa.Array.from_buffers(kind, len(values), [_bits(present), pa.py_buffer(values)])
+    return pa.Array.from_buffers(kind, len(cells), [_bits(present), pa.py_buffer(values)])
 
 
 def list_column(cells: Sequence[Sequence[float] | None] | np.ndarray, kind: pa.ListType) -> pa.Array:

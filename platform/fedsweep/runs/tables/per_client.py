@@ -18,7 +18,6 @@ from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord, Traffic
 from fedsweep.runs.run_folder import CLIENT_ACCURACY, CLIENTS, TRAFFIC, RunFolder
-from fedsweep.runs.tables.arrow_columns import masked_column
 from fedsweep.runs.tables.clients import clients_table
 from fedsweep.submodel import Direction
 from fedsweep.world.label_stats import label_counts
@@ -91,8 +90,8 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
     """Return a row for each round, client, direction and kind: its bytes, and what the client did in the round.
 
     That are its local ``steps``, the sync points that it attended (``syncs``) and the multiply-accumulates of all its
-    work (``macs``), the same in all of its rows; the last two are null in rounds of an older version. Who did
-    something, but neither sent nor got anything, has a row of no bytes.
+    work (``macs``), the same in all of its rows. Who did something, but neither sent nor got anything, has a row of no
+    bytes.
 
     Round 0 is what travels once: ``registration``, and what methods ask before round 1. Its bytes are
     ``registration_bytes`` of ``result.json``, those of other rounds ``bytes_up`` and ``bytes_down``. Where models meet
@@ -116,20 +115,11 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
             "kind": pa.DictionaryArray.from_arrays(np.concatenate(kinds), pa.array(names)).cast(pa.string()),
             "bytes": np.concatenate([part.num_bytes.numpy() for _, part in parts]),
             "steps": np.concatenate([part.steps.numpy() for _, part in parts]).astype(np.int64),
-            "syncs": _counts([(len(part.clients), part.syncs) for _, part in parts]),
-            "macs": _counts([(len(part.clients), part.macs) for _, part in parts]),
+            "syncs": np.concatenate([part.syncs.numpy() for _, part in parts]).astype(np.int64),
+            "macs": np.concatenate([part.macs.numpy() for _, part in parts]),
             **_peers([part for _, part in parts]),
         }
     )
-
-
-def _counts(parts: Sequence[tuple[int, torch.Tensor | None]]) -> pa.Array:
-    """Return a column of whole numbers, null where a round has none."""
-    import pyarrow as pa
-
-    known = np.concatenate([np.full(size, counts is not None) for size, counts in parts])
-    cells = np.concatenate([np.zeros(size, np.int64) if counts is None else counts.numpy() for size, counts in parts])
-    return masked_column(cells.astype(np.int64), known, pa.int64())
 
 
 def _peers(parts: Sequence[Traffic]) -> dict[str, np.ndarray]:
