@@ -334,21 +334,6 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientTotals:
-    """What a client did in a round.
-
-    Attributes:
-        steps: Local steps.
-        syncs: Sync points that it attended.
-        macs: Multiply-accumulates of all of its work.
-    """
-
-    steps: int = 0
-    syncs: int = 0
-    macs: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class RoundRecord:
     """One row of ``rounds.parquet``; None where a method has no such thing.
 

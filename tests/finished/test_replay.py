@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from fedsweep.finished.replay import Prices, replay, replayed
 from fedsweep.reports.compare import compared_runs, print_comparison
 from fedsweep.reports.page import write_report
 from fedsweep.reports.setting_table import TableStyle
+from fedsweep.reports.sources import find_sources
 from fedsweep.results.settings import report_runs
 from fedsweep.results.view import load_runs
 from fedsweep.runs.run_folder import RunFolder
@@ -204,8 +204,8 @@ def test_runs_are_compared_as_they_would_have_been(tmp_path: Path, capsys: pytes
     assert f"{found.money[-1]:.4g}" in lines[2] and lines[3].split()[-8:-5] == ["-", "-", "-"]
     plot_runs(runs, tmp_path / "money.svg", x="money")
     assert (tmp_path / "money.svg").stat().st_size > 5000
-    seen = partial(views_elsewhere, settings=elsewhere)
-    page = write_report([tmp_path / "runs"], tmp_path / "page.html", seen=seen, script="beside").path.read_text()
+    sources = replace(find_sources([str(tmp_path / "runs")], uri=None), runs=tuple(views))
+    page = write_report(sources, tmp_path / "page.html", script="beside").path.read_text()
     assert '"label":"money"' in page.replace(" ", "") and "what was trained has a say" in page
 
     plain = compared_runs([tmp_path / "runs"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -68,16 +68,18 @@ def report(
     from fedsweep.commands.terminal.output import note
     from fedsweep.finished.elsewhere import views_elsewhere
     from fedsweep.reports.page import write_report
+    from fedsweep.reports.sources import find_sources
     from fedsweep.results.texts import bytes_text
     from fedsweep.results.worlds import LayoutKeys
     from fedsweep.runs.remote_folder import read_from
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
-    seen = partial(views_elsewhere, settings=overrides) if overrides else None
     store = resolve_uri(uri, out=local_store())
     keys = LayoutKeys(rows=parse_names(rows), columns=parse_names(columns))
     with read_from(sources) as places:
-        written = write_report(places, out, uri=store, overwrite=overwrite, script=script, keys=keys, seen=seen)
+        sources_found = find_sources([str(place) for place in places], uri=store)
+        shown = replace(sources_found, runs=tuple(views_elsewhere(sources_found.runs, overrides or ())))
+        written = write_report(shown, out, uri=store, overwrite=overwrite, script=script, keys=keys)
     for text in written.notes:
         note(f"note: {text}")
     runs = f"{written.num_runs} run{'' if written.num_runs == 1 else 's'}"

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from fedsweep.models.cost import BYTES_PER_VALUE
-from fedsweep.records import ClientTotals, Payload, Traffic
+from fedsweep.records import Payload, Traffic
 from fedsweep.submodel import Direction
 from fedsweep.world.topology import SERVER
 
 # The kind of the one entry of a client that neither sends nor gets anything in a round.
 NOTHING = "nothing"
 _OF_MODELS = frozenset({"params", "buffers", "optimizer", "mask"})
-_IDLE = ClientTotals()
 
 
 class Size(NamedTuple):
@@ -64,6 +63,24 @@ def _size(tensor: Tensor, width: int) -> Size:
     if tensor.dtype == torch.bool:
         return Size(0, -(-number // 8))
     return Size(number * max(1, width // BYTES_PER_VALUE), number * width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTotals:
+    """A client's work in a round.
+
+    Attributes:
+        steps: Local steps.
+        syncs: Sync points that it attended.
+        macs: Multiply-accumulates of all of its work.
+    """
+
+    steps: int = 0
+    syncs: int = 0
+    macs: int = 0
+
+
+_IDLE = ClientTotals()
 
 
 @dataclass(kw_only=True)

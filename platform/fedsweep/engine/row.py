@@ -14,12 +14,13 @@ from fedsweep.client.messages import RoundTotals
 from fedsweep.components.base import ComponentReport
 from fedsweep.engine.clock import Prices, beside_s, server_s
 from fedsweep.engine.cost import CostModel
+from fedsweep.engine.ledger import ClientTotals
 from fedsweep.engine.plan import RoundPlan, alike
 from fedsweep.engine.round import Round
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
 from fedsweep.models.cost import FLOPS_PER_MAC
-from fedsweep.records import ClientTotals, RoundRecord, State
+from fedsweep.records import RoundRecord, State
 from fedsweep.world.label_stats import kl_divergence, population
 
 

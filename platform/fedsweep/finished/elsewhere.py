@@ -34,8 +34,8 @@ def views_elsewhere(views: Sequence[RunView], settings: Sequence[str]) -> list[R
         clocks = energy = money = [None] * view.rounds
         notes = view.notes
         try:
-            found = replay(view.folder, settings)
-            clocks, energy, money = found.clocks, found.energy, found.money
+            there = replay(view.folder, settings)
+            clocks, energy, money = there.clocks, there.energy, there.money
         except InputError as error:
             reasons.append(error)
             notes = (*notes, f"{view.folder.name}: no time, energy and money with --set: {error}")

@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,11 @@ from fedsweep.reports.charts import SYMBOLS
 from fedsweep.reports.contents import Report, build_report
 from fedsweep.reports.setting_charts import run_name
 from fedsweep.reports.setting_table import FIGURES, figure_text
-from fedsweep.reports.sources import command_again, find_sources
+from fedsweep.reports.sources import Found, command_again, find_sources
 from fedsweep.reports.world_parts import handovers
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, metric_text, seconds_text
-from fedsweep.results.view import RunView, spent_of
+from fedsweep.results.view import spent_of
 from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
@@ -65,25 +65,23 @@ class Written:
 
 
 def write_report(
-    sources: Sequence[str | Path],
+    sources: Sequence[str | Path] | Found,
     path: str | Path,
     *,
     uri: str | None = None,
     overwrite: bool = False,
     script: str = INSIDE,
     keys: LayoutKeys | None = None,
-    seen: Callable[[Sequence[RunView]], Sequence[RunView]] | None = None,
 ) -> Written:
     """Read runs and write the page.
 
     Args:
-        sources: Run folders, folders with runs below them, or names of MLflow experiments.
+        sources: Run folders, folders with runs below them, or names of MLflow experiments; or what was found there.
         path: The page; its suffix is one of :data:`SUFFIXES`. An earlier report is replaced.
         uri: The tracking store's address for experiments, as ``tracking.mlflow_store.resolve_uri`` gives it.
         overwrite: Replace whatever file is there.
         script: Where Plotly's script goes: :data:`INSIDE` the page, or once :data:`BESIDE` all pages of a folder.
         keys: Those that make rows, and those that make worlds, each with a column and a panel.
-        seen: Makes of the runs those that are shown.
 
     Raises:
         InputError: A source is neither a folder with runs nor an experiment, no run can be read, rows or columns name
@@ -94,9 +92,7 @@ def write_report(
         _check_script(target.with_name(PLOTLY), overwrite=overwrite)
     elif script != INSIDE:
         raise OutputError(f"--script {script}: must be {INSIDE} or {BESIDE}")
-    source_runs = find_sources([str(source) for source in sources], uri=uri)
-    if seen is not None:
-        source_runs = replace(source_runs, runs=tuple(seen(source_runs.runs)))
+    source_runs = sources if isinstance(sources, Found) else find_sources([str(source) for source in sources], uri=uri)
     report = build_report(source_runs, keys or LayoutKeys())
     data = render(report, made=datetime.now(UTC), script=script).encode()
     try:

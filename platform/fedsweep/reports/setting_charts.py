@@ -63,9 +63,8 @@ def curve_charts(study: Study, looks: Sequence[Look]) -> dict[str, Chart]:
     ranges = {name: shared_range(columns.values(name)) if len(worlds) > 1 else None for name in names}
     last = max((run.curve.rounds[-1] for run in runs if run.curve.rounds), default=0)
     dticks = {"round": 1 if last <= FEW_TICKS else None}
-    is_timed = any(value is not None for run in runs for value in run.curve.sim_time_s)
-    spent = spent_of(run.view for run in runs)
-    against = ["round", "bytes", *(["simulated time"] if is_timed else []), *spent.values()]
+    timed = ["simulated time"] if any(value is not None for run in runs for value in run.curve.sim_time_s) else []
+    against = ["round", "bytes", *timed, *spent_of(run.view for run in runs).values()]
     has_bands = any(end != "line" for own in lines for _, _, end in own)
     has_kinds = has_bands or len(runs) > len(study.settings)
     panels = [
