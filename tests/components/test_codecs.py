@@ -91,7 +91,11 @@ def test_messages_are_charged_as_packed_and_decode_within_their_bound(name: str)
         assert len(buffer(other)) == charge
         decoded = codec.decode(message, len(move))
         assert decoded.shape == move.shape and not codec.decode(other, len(move)).any()
-        if name != "count_sketch":
+        if name == "count_sketch":
+            # Each value is read with what shares its cells, or, where it is not read, as zero.
+            off = float((decoded.double() - move.double()).abs().max()) if len(move) else 0.0
+            assert off <= float(move.double().abs().sum()) * (1 + 1e-5), (number, codec)
+        else:
             error = float((decoded.double() - move.double()).norm())
             assert error <= bound(name, codec, move) * (1 + 1e-5) + 1e-30, (number, codec)
         sizes[type(codec)] = sizes.get(type(codec), 0) + 1

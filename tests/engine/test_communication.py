@@ -131,7 +131,7 @@ def test_clients_start_from_what_the_server_sent_and_that_is_tested() -> None:
     assert all(bool(size[0] > 0) and torch.allclose(size, size[0].expand_as(size), atol=1e-6) for size in sizes)
 
 
-@pytest.mark.parametrize("name", ["topk", "sign", "int8", "powersgd"])
+@pytest.mark.parametrize("name", [name for name in CODECS if name not in ("none", "count_sketch")])
 def test_what_was_decoded_and_what_is_left_add_up_to_what_was_meant(name: str) -> None:
     """Error feedback's telescoping sum, to 1e-6, up and down."""
     codec = CODECS[name](error_feedback=True)
@@ -154,7 +154,7 @@ def test_what_was_decoded_and_what_is_left_add_up_to_what_was_meant(name: str) -
     assert left is not None
     for received, owed in ((arrived, encoder.memory()["codec"]), (announced, left)):
         assert float((received + owed - meant).abs().max()) <= 1e-6 * float(meant.abs().max())
-        assert float(owed.abs().max()) > 0.01
+        assert float(owed.abs().max()) > (1e-5 if name.endswith("16") else 0.01)
 
 
 def test_what_terms_send_has_a_memory_of_its_own() -> None:

@@ -91,6 +91,8 @@ def test_a_hundred_random_worlds_end_within_a_hundredth_below_their_budget() -> 
         sent = sum(plan.num_bytes for plan in planned_rounds(experiment, Planner(experiment, costs)))
         once = forecast(replace(experiment, options=()), most_planned=1).registration_bytes
         assert 0.99 * budget <= sent + once <= budget, (world, sent / budget)
+        if world % 20 < 2:  # one in ten, half of them DynamicFL's
+            assert run_rounds(local_engine(experiment)).total_bytes == sent + once
 
 
 @pytest.mark.parametrize("planner", [Gain(window=2), Even()])
