@@ -108,7 +108,7 @@ class Student:
         with torch.no_grad():
             for name, value in (*trained_params(self.module).items(), *self.module.named_buffers()):
                 if name in views:
-                    views[name].copy_(value)
+                    views[name].copy_(value.to(vector.device))  # torch's lazy device copies into its own alone
         return vector
 
 
