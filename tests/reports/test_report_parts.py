@@ -162,6 +162,16 @@ def test_a_split_holds_each_sample_once_however_many_clients_there_are() -> None
     assert list(large.data[0]["x"])[:3] == [0, 7, 14] and "7 to a cell" in large.layout["xaxis"]["title"]["text"]
 
 
+def test_a_map_made_by_hand_is_what_plotly_itself_would_make_of_it() -> None:
+    import plotly.graph_objects as go
+
+    tree = json.loads(json.dumps(split_chart(np.array([[2, 0, 1], [0, 3, 0]])).tree()))
+    figure = go.Figure(data=tree["data"], layout=tree["layout"])  # refuses settings that it does not know
+    whole = json.loads(figure.to_json())
+    del whole["layout"]["template"]
+    assert whole == {"data": tree["data"], "layout": tree["layout"]}
+
+
 def test_participation_is_a_map_of_clients_by_rounds() -> None:
     run = view(round=[1, 2, 3], cohort=[[0, 2], [2], [1]], high_frequency=[[2], None, []])
     (chart,) = participation_charts(run, 3)

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,29 @@ def check_study(folder: Path, directions: list[str], names: list[str]) -> None:
     assert [direction.name for direction in study.directions] == directions
     done = [trial.values for trial in study.trials if trial.state.is_finished()]
     assert sorted(done) == sorted([result[name] for name in names] for result in results(folder).values())
+
+
+def test_the_best_go_on_to_the_next_rung_from_their_checkpoints_and_a_resumed_sweep_ends_with_the_same_trials(
+    tmp_path: Path, tiny: TinySweep
+) -> None:
+    space = {"training.optimizer.lr": {"grid": [0.01, 0.1, 0.3]}, "training.rounds": {"rungs": [1, 2]}}
+    folder = SweepFolder(tmp_path / "s")
+    sweep(tiny(space), out=folder.path)
+    plan, whole = folder.read_plan(), results(folder.path)
+    *below, above = plan.trials
+    assert len(below) == 3 and above.values["training.rounds"] == 2
+    lower = next(t for t in below if t.values["training.optimizer.lr"] == above.values["training.optimizer.lr"])
+    rows = [RunFolder(folder.trial_path(trial)).read_rounds() for trial in (lower, above)]
+    assert rows[1][0] == rows[0][0] and len(rows[1]) == 2
+    alone = fedsweep.run(folder.trial_path(above) / "config.yaml", overrides=["tracking.uri=none"], out=tmp_path / "a")
+    assert alone.summary["model_sha256"] == whole[above.folder]["model_sha256"]
+    # As a kill between the rungs leaves it.
+    shutil.rmtree(folder.trial_path(above))
+    folder.write_plan(replace(plan, trials=tuple(below)))
+    sweep(tiny(space), out=folder.path, resume=True)
+    assert {name: r["model_sha256"] for name, r in results(folder.path).items()} == {
+        name: r["model_sha256"] for name, r in whole.items()
+    }
 
 
 def test_optuna_searches_for_one_metric(tmp_path: Path, tiny: TinySweep) -> None:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, Strict, field_validator, model_vali
 
 from fedsweep.config.base import Auto, Count, Positive, Section, Text, WholeNumber
 
-SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
+SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint", "rungs")
 
 _Floats = Annotated[tuple[float, float], Strict(False)]
 _Integers = Annotated[tuple[int, int], Strict(False)]
@@ -24,7 +24,7 @@ _Mode = Literal["max", "min"]
 
 
 class SpaceEntry(Section):
-    """The values of one key: exactly one of five forms."""
+    """The values of one key: exactly one of six forms."""
 
     grid: Annotated[list[Any], Field(min_length=1)] | None = Field(default=None, description="Each of these.")
     choice: Annotated[list[Any], Field(min_length=1)] | None = Field(default=None, description="One of these, drawn.")
@@ -32,9 +32,13 @@ class SpaceEntry(Section):
     loguniform: _Floats | None = Field(default=None, description="[low, high), low > 0: drawn evenly in the logarithm.")
     randint: _Integers | None = Field(default=None, description="[low, high): an integer, high excluded.")
 
+    rungs: Annotated[list[Any], Field(min_length=2)] | None = Field(
+        default=None, description="The first of these; the best third of the settings goes on to the next."
+    )
+
     @property
     def kind(self) -> str:
-        """Return the name of its form, one of five."""
+        """Return the name of its form, one of six."""
         return next(kind for kind in SPACE_KINDS if getattr(self, kind) is not None)
 
     @property
@@ -213,6 +217,16 @@ class Sweep(Section):
         for text in constraints:
             parse_constraint(text)
         return constraints
+
+    @property
+    def rungs(self) -> tuple[str, list[Any]] | None:
+        """Return the key whose values are rungs, and these; None: there is none."""
+        return next(((key, entry.rungs) for key, entry in self.space.items() if entry.rungs is not None), None)
+
+    @property
+    def proposes(self) -> bool:
+        """Tell whether later trials follow from what earlier ones came to."""
+        return self.search == "optuna" or self.rungs is not None
 
     @property
     def limits(self) -> list[Constraint]:

@@ -14,6 +14,7 @@ from fedsweep.sweeps.fairness import notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.reuse import check_code, extended
+from fedsweep.sweeps.search.halving import check_rungs
 from fedsweep.sweeps.space import (
     Trial,
     check_combination,
@@ -103,13 +104,20 @@ def prepare(
 
 
 def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tuple[Trial, ...]:
+    check_rungs(config)
     if resume:
         return folder.read_plan().trials
-    return tuple(list_trials(config)) if config.sweep.search != "optuna" else ()
+    return () if config.sweep.proposes else tuple(list_trials(config))
 
 
 def _sample_trials(config: Config) -> list[Trial]:
     """Return points of a space that only a search will go through, to check it by."""
+    if config.sweep.rungs is not None:
+        key, rungs = config.sweep.rungs
+        first = list_trials(config)
+        one = [trial.values for trial in first if trial.setting == first[0].setting]
+        higher = [{**values, key: value} for value in rungs[1:] for values in one]
+        return [*first, *(make_trial(config, n, values) for n, values in enumerate(higher, start=len(first) + 1))]
     parts = setting_spaces(config)
     draws = range(1, max(1, _SAMPLE_DRAWS // len(parts)) + 1)
     points = [(part.values(draw_values(config, part, sample=sample)), part.name) for part in parts for sample in draws]

@@ -22,7 +22,8 @@ from fedsweep.sweeps.budget.study_clock import StudyClock
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.resources import Share
-from fedsweep.sweeps.search.proposals import Outcome, Search, read_outcome
+from fedsweep.sweeps.search.halving import Halving
+from fedsweep.sweeps.search.proposals import Outcome, Proposals, Search, read_outcome
 from fedsweep.sweeps.space import SEED, canonical, lies_in, make_trial, setting_spaces
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
@@ -92,7 +93,9 @@ class PreparedSweep:
     def most(self) -> float:
         """Trials of the whole sweep, were it not for its budget; infinite for a search that only the budget ends."""
         sweep = self.config.sweep
-        if sweep.search != "optuna":
+        if sweep.rungs is not None:
+            return Halving(self.config).most
+        if not sweep.proposes:
             return len(self.plan.trials)
         is_open = sweep.budget is not None and "samples" not in sweep.model_fields_set
         return math.inf if is_open else sweep.samples + self._num_taken_over
@@ -106,7 +109,7 @@ class PreparedSweep:
         """Trials of the whole sweep, as many as its budget has room for; of a search, about so many."""
         if self.allowance is None:
             return int(self.most)
-        if self.config.sweep.search != "optuna":
+        if not self.config.sweep.proposes:
             return len(self.allowance.affordable())
         most = min(self.most, self.allowance.estimated_count(self.samples))
         return max(len(self.entries), int(most) if math.isfinite(most) else 0)
@@ -226,11 +229,15 @@ class PreparedSweep:
         left = self.unfinished
         if left and (self.allowance is None or len(self.allowance.affordable()) > len(self.entries) - len(left)):
             return False
-        if self.config.sweep.search != "optuna" or len(self.entries) >= self.most:
+        if not self.config.sweep.proposes or len(self.entries) >= self.most:
             return True
         trials = [entry.trial for entry in self.entries]
         settled = {entry.trial.number for entry in self.entries if entry not in left}
-        return Search(self.config).next_values(trials, self.outcomes(), self.room(settled)) is None
+        return self.make_search().next_values(trials, self.outcomes(), self.room(settled)) is None
+
+    def make_search(self) -> Proposals:
+        """Make what proposes the sweep's trials."""
+        return Search(self.config) if self.config.sweep.rungs is None else Halving(self.config)
 
     def outcomes(self) -> dict[int, Outcome]:
         """Return what the trials came to that have ended, by their numbers."""

@@ -20,6 +20,7 @@ from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
+from fedsweep.finished.growth import grow
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import TAKEN_OVER, TRACKING, atomic_write
 from fedsweep.runs.find import find_runs
@@ -150,10 +151,10 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[P
         OutputError: A place is no such folder.
     """
     places = list(places)
-    if places and prepared.config.sweep.scheduler == "pbt":
-        raise ConfigError(
-            "--reuse goes with a search, or trials known beforehand, but sweep.scheduler=pbt changes them on the way"
-        )
+    sweep = prepared.config.sweep
+    if places and (sweep.scheduler == "pbt" or sweep.rungs is not None):
+        what = "rungs are gone through one after the other" if sweep.rungs else "sweep.scheduler=pbt changes them"
+        raise ConfigError(f"--reuse goes with a search, or trials known beforehand, but {what}")
     if not is_listed(prepared.config):
         _begin_warm(places, prepared)
     wanted = {entry.user_config.hash(): entry for entry in prepared.unfinished}
@@ -244,6 +245,23 @@ def _copy(run: Path, target: Path) -> None:
         half.rename(target)
     except OSError as error:
         raise OutputError(f"{run} can't be copied to {target}: {error.strerror or error}") from error
+
+
+def go_on_from(run: Path, target: Path, *, rounds: int, allow_changed_code: bool = False) -> None:
+    """Begin a trial with a finished run of fewer rounds, where those are the first rounds of the trial's own run.
+
+    Args:
+        run: The finished run's folder.
+        target: The trial's; what is there goes.
+        rounds: The trial's.
+        allow_changed_code: Also where other sources played them.
+    """
+    _copy(run, target)
+    try:
+        grow(target, rounds=rounds, allow_changed_code=allow_changed_code)
+    except ConfigError:
+        # The longer run would have played them otherwise, as under a schedule that goes by the number of rounds.
+        shutil.rmtree(target)
 
 
 def _left_out(folder: str, names: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ from fedsweep.sweeps.budget.allowance import Allowance
 from fedsweep.sweeps.budget.spending import Spending
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared import WORLD
-from fedsweep.sweeps.search.proposals import Outcome, Search, read_curve, read_outcome
+from fedsweep.sweeps.search.proposals import Outcome, Proposals, read_curve, read_outcome
 from fedsweep.sweeps.space import TRIAL, Trial, setting_spaces
 from fedsweep.sweeps.trial import TESTED, metric_values
 from fedsweep.sweeps.tune_callback import KeptHere
@@ -180,7 +180,11 @@ class ProposedTrials(KeptHere, Searcher):
     """
 
     def __init__(
-        self, search: Search, prepared: PreparedSweep, make: Callable[[Mapping[str, Any]], PreparedTrial], at_once: int
+        self,
+        search: Proposals,
+        prepared: PreparedSweep,
+        make: Callable[[Mapping[str, Any]], PreparedTrial],
+        at_once: int,
     ) -> None:
         super().__init__()
         self._search, self._prepared, self._make, self._at_once = search, prepared, make, at_once

@@ -175,7 +175,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 def is_listed(config: Config) -> bool:
     """Check that the trials are known beforehand; otherwise a search proposes or a scheduler changes them."""
-    return config.sweep.search != "optuna" and config.sweep.scheduler != "pbt"
+    return not config.sweep.proposes and config.sweep.scheduler != "pbt"
 
 
 def check_space(config: Config) -> None:
@@ -201,7 +201,7 @@ def check_space(config: Config) -> None:
             "sweep.search=optuna gives settings seeds itself, as many as a doubt asks for, so it goes with no"
             " sweep.space.seed; leave it out and set sweep.seeds, the most of a setting"
         )
-    if sweep.samples > 1 and set(kinds.values()) <= {"grid"}:
+    if sweep.samples > 1 and set(kinds.values()) <= {"grid", "rungs"}:
         raise ConfigError(
             f"sweep.samples={sweep.samples} would run each trial of the grid {sweep.samples} times with the same"
             " result; vary the seed instead: {seed: {grid: [0, 1, 2]}}"
@@ -209,9 +209,9 @@ def check_space(config: Config) -> None:
     _check_points(config)
     for place, entry in entries.items():
         texts = [canonical(value) for value in entry.values]
-        if entry.kind == "grid" and len(set(texts)) < len(texts):
+        if entry.kind in ("grid", "rungs") and len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
-            raise ConfigError(f"{place}: grid has {twice} more than once")
+            raise ConfigError(f"{place}: {entry.kind} has {twice} more than once")
     _check_settings(config)
 
 
@@ -251,7 +251,7 @@ def point_space(config: Config, number: int) -> SettingSpace:
 
 def lies_in(entry: SpaceEntry, value: Any) -> bool:
     """Check that a value is one of those that an entry stands for."""
-    if entry.kind in ("choice", "grid"):
+    if entry.kind in ("choice", "grid", "rungs"):
         return canonical(value) in map(canonical, entry.values)
     low, high = entry.values
     is_number = isinstance(value, int if entry.kind == "randint" else int | float) and not isinstance(value, bool)
@@ -367,6 +367,8 @@ def draw_values(config: Config, part: SettingSpace, *, sample: int) -> dict[str,
 
 def _draw(seed: int, entry: SpaceEntry, key: str, *, sample: int) -> Any:
     generator = stream(seed, "sweep").child(key, sample).numpy()
+    if entry.rungs is not None:
+        return entry.rungs[0]
     if entry.kind == "choice":
         return entry.values[int(generator.integers(len(entry.values)))]
     low, high = entry.values
@@ -378,7 +380,7 @@ def _draw(seed: int, entry: SpaceEntry, key: str, *, sample: int) -> Any:
 
 
 def _num_values(entry: SpaceEntry) -> float:
-    if entry.kind in ("choice", "grid"):
+    if entry.kind in ("choice", "grid", "rungs"):
         return len({canonical(value) for value in entry.values})
     return entry.values[1] - entry.values[0] if entry.kind == "randint" else math.inf
 

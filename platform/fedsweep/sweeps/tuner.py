@@ -28,7 +28,8 @@ from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
 from fedsweep.sweeps.resources import check_shares, largest, room_for
-from fedsweep.sweeps.search.proposals import Search, check_optuna
+from fedsweep.sweeps.reuse import go_on_from
+from fedsweep.sweeps.search.proposals import check_optuna
 from fedsweep.sweeps.space import TRIAL, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import SUMMARY, TABLE, TUNE
@@ -212,7 +213,7 @@ def _make_tuner(
     count = 1
     space: dict[str, Any] = {}
     own: list[dict[str, Any]] = []
-    if prepared.config.sweep.search == "optuna":
+    if prepared.config.sweep.proposes:
         search, count = _search(prepared, watcher, progress=progress)
     elif prepared.allowance is not None:
         search, count = ListedTrials(prepared, prepared.allowance), len(prepared.entries)
@@ -287,11 +288,15 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
 
     from fedsweep.sweeps.schedulers import ProposedTrials
 
-    config = prepared.config
+    config, proposals = prepared.config, prepared.make_search()
 
     def make(values: Mapping[str, Any]) -> PreparedTrial:
         trial = make_trial(config, len(prepared.entries) + 1, values)
         entry = make_entry(config, trial, uri=prepared.uri)
+        if (below := proposals.lower(trial, [other.trial for other in prepared.entries])) is not None:
+            run, target = prepared.folder.trial_path(below), prepared.folder.trial_path(trial)
+            rounds = entry.config.training.rounds
+            go_on_from(run, target, rounds=rounds, allow_changed_code=prepared.allow_changed_code)
         prepared.add(entry)
         prepared.folder.write_plan(prepared.plan)
         _announce(prepared, entry, watcher=watcher, progress=progress)
@@ -302,7 +307,7 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
     at_once = config.sweep.max_concurrent
     if at_once == "auto":
         at_once = room_for(ray.nodes(), largest([entry.share for entry in prepared.samples]))
-    return ProposedTrials(Search(config), prepared, make, at_once), count
+    return ProposedTrials(proposals, prepared, make, at_once), count
 
 
 def _make_stopper(interrupted: threading.Event, clock: StudyClock) -> Any:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedsweep.errors import ResourceError
 from fedsweep.results.seed_statistics import mean
@@ -89,6 +89,27 @@ def _reports(folder: Path, metrics: tuple[str, ...]) -> list[dict[str, Any]]:
     return [report.add(record) for record in RunFolder(folder).read_rounds()]
 
 
+class Proposals(Protocol):
+    """Proposes trials, one after the other, by what those before came to."""
+
+    def next_values(
+        self,
+        trials: Sequence[Trial],
+        outcomes: Mapping[int, Outcome],
+        has_room: Callable[[Mapping[str, Any]], bool] = ...,
+    ) -> dict[str, Any] | None:
+        """See :meth:`Search.next_values`."""
+        ...
+
+    def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
+        """See :meth:`Search.write_study`."""
+        ...
+
+    def lower(self, trial: Trial, trials: Sequence[Trial]) -> Trial | None:
+        """Return the trial whose run this one goes on with; None: it begins anew."""
+        ...
+
+
 class Search:
     """A search by Optuna whose memory is its list of trials.
 
@@ -138,6 +159,10 @@ class Search:
         unused = next(seed for seed in itertools.count(self._config.seed) if seed not in doubtful.seeds)
         repeated = {**doubtful.values, SEED: unused}
         return repeated if has_room(repeated) else None
+
+    def lower(self, trial: Trial, trials: Sequence[Trial]) -> Trial | None:
+        """Return None: a search's trials are runs of their own."""
+        return None
 
     def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
         """Write what trials came to into the sweep's folder, where Optuna's dashboard reads it; each once."""
