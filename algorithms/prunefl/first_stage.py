@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep import ConfigError, Stream
-from fedsweep.components import LocalClient, Payload, Probe, trained_params
+from fedsweep.components import PASSES_OF_A_STEP, PASSES_TAKEN, LocalClient, Payload, Probe, trained_params
 
 from ..parts.element_masks import decided, weight_layers
 from .choice import Choice
@@ -29,8 +29,8 @@ _SAMPLES, _BATCH, _STEPS, _EVERY, _CALM, _CHANGE, _SHARE = 200, 20, 10_000, 500,
 
 def mask_by_training(
     model: nn.Module, samples: tuple[Tensor, Tensor], *, num_classes: int, choice: Choice, rate: float, source: Stream
-) -> Tensor:
-    """Run the first stage: train on a few samples in one place, and choose what stays alive on the way (bool [P]).
+) -> tuple[Tensor, int]:
+    """Run the first stage: train on a few samples in one place, and choose what stays alive on the way.
 
     Args:
         model: Where it begins; stays as it is.
@@ -39,6 +39,9 @@ def mask_by_training(
         choice: The rule.
         rate: SGD's learning rate.
         source: Random numbers.
+
+    Returns:
+        What is alive (bool [P]), and how many samples went through a step, repeats included.
 
     Raises:
         ConfigError: Training does not converge at this rate.
@@ -50,13 +53,14 @@ def mask_by_training(
     order = torch.randperm(len(samples[1]), generator=source.torch())[:_SAMPLES]
     inputs, targets = (values[order.to(values.device)] for values in samples)
     mask = torch.ones(num_params, dtype=torch.bool)
-    gains, right, calm = torch.zeros(num_params), [0.0] * (_SAMPLES // _BATCH), 0
+    gains, right, calm, seen = torch.zeros(num_params), [0.0] * (_SAMPLES // _BATCH), 0, 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(source.seed(56))  # for the network's own draws
         for step in range(1, _STEPS + 1):
             begin = (step - 1) * _BATCH % len(targets)
             batch = slice(begin, begin + _BATCH)
             logits = student(inputs[batch])
+            seen += len(logits)
             gradients = torch.autograd.grad(F.cross_entropy(logits, targets[batch]), params)
             gains += torch.cat([g.flatten() for g in gradients]).square().cpu()
             right = [*right[1:], float((logits.argmax(1) == targets[batch]).double().mean())]
@@ -72,7 +76,7 @@ def mask_by_training(
     sizes = _sizes(params)
     if not bool(torch.isfinite(sizes).all()):
         raise ConfigError(f"prunefl's first stage does not converge; lower method.first_learning_rate={rate}")
-    return choice.trimmed(mask, sizes, layers)
+    return choice.trimmed(mask, sizes, layers), seen
 
 
 def _sizes(params: Sequence[Tensor]) -> Tensor:
@@ -94,20 +98,26 @@ class FirstMask(Probe):
 
     Attributes:
         place: The client; None: nobody, the server does it itself.
+        samples: How many it has.
         choice: The rule.
         rate: Learning rate.
     """
 
     place: int | None
+    samples: int
     choice: Choice
     rate: float
     name: str = "first_mask"
+
+    @property
+    def passes(self) -> float:
+        return PASSES_OF_A_STEP * _STEPS * _BATCH / self.samples if self.samples else 0
 
     def asks(self, client: int) -> bool:
         return client == self.place
 
     def measure(self, client: LocalClient) -> Payload:
-        mask = mask_by_training(
+        mask, seen = mask_by_training(
             client.model,
             (client.inputs, client.targets),
             num_classes=client.num_classes,
@@ -115,4 +125,5 @@ class FirstMask(Probe):
             rate=self.rate,
             source=client.stream,
         )
-        return {"mask": decided(mask, weight_layers(client.model))}
+        passes = torch.tensor(PASSES_OF_A_STEP * seen / self.samples, dtype=torch.float64)
+        return {"mask": decided(mask, weight_layers(client.model)), PASSES_TAKEN: passes}

@@ -140,15 +140,16 @@ class ChosenMask(MaskPolicy):
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
         if self.first_stage == "none":
             return ()
-        place = None
+        place, samples = None, 0
         if self.first_stage == "client":
-            place = max(context.profiles, key=lambda p: (p.num_samples, -p.client)).client
-        return (FirstMask(place=place, choice=self.choice, rate=self.first_learning_rate),)
+            largest = max(context.profiles, key=lambda p: (p.num_samples, -p.client))
+            place, samples = largest.client, largest.num_samples
+        return (FirstMask(place=place, samples=samples, choice=self.choice, rate=self.first_learning_rate),)
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
         samples = _server_samples(context)
         if self.first_stage == "server" and samples is not None:
-            mask = mask_by_training(
+            mask, _ = mask_by_training(
                 context.model,
                 samples,
                 num_classes=context.num_classes,
@@ -214,8 +215,8 @@ def model_down(*, values: int, sparsity: float, first_stage: FirstStage, is_larg
         differs=(
             "at most 1 - sparsity of the weights are alive, where the paper leaves their number to the gains: with a"
             " sparsity of 0.001 it is the paper's own",
-            "what the first stage computes is in no FLOPs and takes no virtual time; the model and the mask that travel"
-            " for it are charged",
+            "what the first stage computes is in round 1's FLOPs and in full_time_s, and in a forecast at most; on the"
+            " server it is in neither",
         ),
         small={"sparsity": 0.5, "first_stage": "none", "every": 2},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,9 @@ def make_run() -> Callable[..., Path]:
         folder = RunFolder.create(path, overwrite=False)
         folder.write_config("name: made\n")
         rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-        folder.write_rounds(
-            [
-                replace(_ROUND, **{"round": number, "total_bytes": 15 * number, **row})
-                for number, row in enumerate(rows, 1)
-            ]
-        )
+        made = [replace(_ROUND, round=number, **row) for number, row in enumerate(rows, start=1)]
+        sums = accumulate(record.bytes_up + record.bytes_down for record in made)
+        folder.write_rounds([replace(record, total_bytes=total) for record, total in zip(made, sums, strict=True)])
         folder.write_result({"status": status, **result})
         return path
 

@@ -27,7 +27,7 @@ from fedsweep.client.step_parts import PartSteps
 from fedsweep.client.steps import Steps
 from fedsweep.client.terms import ClientTerm
 from fedsweep.components.local import ClientFacts, LocalWork
-from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.probes import PASSES_TAKEN, LocalClient, Probe
 from fedsweep.errors import ClientJobError
 from fedsweep.guard import OnClient, ask
 from fedsweep.records import LocalJob, Payload, State
@@ -259,17 +259,23 @@ class LocalRound:
         self.model.receive(anchor)
         self.steps.broadcast = broadcast
         self.model.see(self.model.vector)
-        self._measure(probes)
-        return self._extras
+        told = self._measure(probes)
+        return {**self._extras, **told}
 
-    def _measure(self, probes: Sequence[Probe]) -> None:
+    def _measure(self, probes: Sequence[Probe]) -> Payload:
+        """Keep what the probes measure; returns what they took, of those that tell it."""
+        told: dict[str, Tensor] = {}
         when = OnClient(self.facts.client, self.facts.round)
         for probe in (probe for probe in probes if probe.asks(self.facts.client)):
             view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
-            self._keep_extras(probe.name, ask(probe, "measure", view, when=when))
-            self._add_probed(probe.passes)
+            answer = dict(ask(probe, "measure", view, when=when))
+            if PASSES_TAKEN in answer:
+                told[f"{probe.name}/{PASSES_TAKEN}"] = answer.pop(PASSES_TAKEN)
+            self._keep_extras(probe.name, answer)
+            self._add_probed(float(told.get(f"{probe.name}/{PASSES_TAKEN}", probe.passes)))
         # A probe may have run backward passes; what it left must not reach the next step.
         self.model.slot.gradient.zero_()
+        return told
 
     @cached_property
     def _inputs(self) -> Any:

@@ -46,7 +46,7 @@ from fedsweep.components.planning import (
     cut_round,
     due_steps,
 )
-from fedsweep.components.probes import ClientTest, LocalClient, Probe
+from fedsweep.components.probes import PASSES_TAKEN, ClientTest, LocalClient, Probe
 from fedsweep.components.spending import Offer, Outlook, SpendingPlanner, Spent
 from fedsweep.errors import unknown_name
 from fedsweep.models.adapters import Adapter
@@ -93,6 +93,7 @@ __all__ = [
     "FULL_MODEL",
     "NOBODY",
     "PASSES_OF_A_STEP",
+    "PASSES_TAKEN",
     "SERVER",
     "Adapter",
     "Aggregation",

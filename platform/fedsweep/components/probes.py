@@ -6,7 +6,7 @@ What a probe returns travels to the server in ``update.extras`` and is metered l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -21,6 +21,8 @@ from fedsweep.trees import ParamTree
 
 # A pass over all of a client's share at once might be more than the memory has room for.
 _TESTED_AT_ONCE = 1000
+# The key under which a probe tells what it took; see Probe.passes.
+PASSES_TAKEN = "passes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +89,29 @@ class Probe(Checked, ABC):
 
     @property
     def passes(self) -> float:
-        """Cost of a measurement, in forward passes of all the client's samples; 3 with a backward pass."""
+        """Cost of a measurement, in forward passes of all the client's samples; 3 with a backward pass.
+
+        Where only the measurement can tell, this is the most that it may cost, and what ``measure`` returns under
+        ``PASSES_TAKEN`` is what it did cost; that is told to the platform, and not sent.
+        """
         return 0
 
     @abstractmethod
     @returns(named(Tensor))
     def measure(self, client: LocalClient) -> Payload:
         """Return the measurement; never changes what it is given."""
+
+
+def sent_of(answer: Payload, probes: Sequence[Probe]) -> Payload:
+    """Return what a client sends of its answer to these probes."""
+    told = {f"{probe.name}/{PASSES_TAKEN}" for probe in probes}
+    return {name: tensor for name, tensor in answer.items() if name not in told}
+
+
+def passes_taken(answer: Payload, probes: Sequence[Probe]) -> dict[str, float]:
+    """Return what the probes took that tell it in a client's answer, by their names; see :attr:`Probe.passes`."""
+    told = {probe.name: answer.get(f"{probe.name}/{PASSES_TAKEN}") for probe in probes}
+    return {name: float(tensor) for name, tensor in told.items() if tensor is not None}
 
 
 class ClientTest(Probe):

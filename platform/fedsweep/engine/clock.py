@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from fedsweep.components.probes import Probe
 from fedsweep.engine.coded import Announced
@@ -131,12 +132,16 @@ def server_s(flops: float) -> float:
     return flops / _SERVER_FLOPS_PER_S
 
 
-def probed_samples(experiment: Experiment, probes: tuple[Probe, ...]) -> dict[int, float]:
-    """Return forward passes of one sample that each client takes for these measurements."""
-    return {
-        profile.client: profile.num_samples * sum(probe.passes for probe in probes if probe.asks(profile.client))
-        for profile in experiment.world.profiles
-    }
+def probed_samples(
+    experiment: Experiment, probes: tuple[Probe, ...], told: Mapping[int, Mapping[str, float]] = MappingProxyType({})
+) -> dict[int, float]:
+    """Return forward passes of one sample that each client takes for these measurements, at most where none tells."""
+
+    def passes(client: int) -> float:
+        own = told.get(client, {})
+        return sum(own.get(probe.name, probe.passes) for probe in probes if probe.asks(client))
+
+    return {p.client: p.num_samples * passes(p.client) for p in experiment.world.profiles}
 
 
 def setup_s(experiment: Experiment, ledger: Ledger, probed: Mapping[int, float], costs: CostModel) -> float | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedsweep.client.lanes.grouping import alone
 from fedsweep.client.lanes.proof import PROVED_STEPS
 from fedsweep.client.messages import Question, Stepping
-from fedsweep.components.probes import ClientTest, Probe
+from fedsweep.components.probes import ClientTest, Probe, passes_taken, sent_of
 from fedsweep.engine.aggregation import Aggregator, visible
 from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import probed_samples, setup_s
@@ -45,6 +45,7 @@ from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.guard import ask, guarded
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, best_of
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import load_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
@@ -125,8 +126,7 @@ class Engine:
             state = self.experiment.initial_states[seam]
             probes = ask(component, "setup", state, context, when="before round 1")
             if probes:
-                answers = self._measured(probes, vector, ledger)
-                probed.update(probed_samples(self.experiment, probes))
+                answers = self._measured(probes, vector, ledger, probed)
                 state = ask(component, "setup_done", state, answers, context, when="before round 1")
             components[seam] = state
         self._show_start(vector, components)
@@ -142,6 +142,7 @@ class Engine:
             setup_bytes=ledger.total_bytes,
             setup_s=setup_s(self.experiment, ledger, probed, self.costs),
             setup_traffic=ledger.traffic({}),
+            setup_flops=sum(self.costs.flops(FULL_MODEL, 0, probed=number) for number in probed.values()),
         )
 
     def _show_start(self, vector: Tensor, components: dict[str, State]) -> None:
@@ -153,10 +154,16 @@ class Engine:
             for seam, component in asking.items():
                 components[seam] = ask(component, "observe", components[seam], record, when="before round 1")
 
-    def _measured(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
+    def _measured(
+        self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger, probed: Counter[int]
+    ) -> Mapping[int, Payload]:
+        """Ask clients; what they send and compute, forward passes of one sample, is added up."""
         everybody = range(len(self.experiment.world.profiles))
         clients = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
         answers = self.fleet.measure(Question(clients=clients, probes=probes), vector, {})
+        told = {client: passes_taken(answer, probes) for client, answer in answers.items()}
+        answers = {client: sent_of(answer, probes) for client, answer in answers.items()}
+        probed.update(probed_samples(self.experiment, probes, told))
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             # One model, however many probes look at it.

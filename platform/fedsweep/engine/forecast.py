@@ -12,7 +12,7 @@ from fedsweep.client.lanes.grouping import alone, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.engine.ahead.beside import Beside, sized
 from fedsweep.engine.ahead.spending import Spending
-from fedsweep.engine.clock import Prices
+from fedsweep.engine.clock import Prices, probed_samples
 from fedsweep.engine.coded import versions_made
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
@@ -23,8 +23,9 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, client_side, server_context
 from fedsweep.fleet.fleet import LocalFleet
-from fedsweep.guard import guarded, hook_of
+from fedsweep.guard import ask, guarded, hook_of
 from fedsweep.records import State
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import sample_values
 
 Formula = Literal["up", "down", "setup_up", "setup_down"]
@@ -142,7 +143,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         total_bytes=once + round(num_bytes * scale),
         registration_bytes=once,
         comm_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
-        flops=round(flops * scale),
+        flops=round(flops * scale) + setup_flops(experiment, costs),
         sim_time_s=None if clock is None else clock * scale,
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
@@ -193,6 +194,17 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
         for job in point.start:
             taken[job.client] += times * job.steps
     return taken
+
+
+def setup_flops(experiment: Experiment, costs: CostModel) -> int:
+    """Add up what clients compute in the exchange before round 1, at most."""
+    total = 0
+    for seam, component in experiment.method.server_components:
+        context = server_context(experiment, seam)
+        if probes := ask(component, "setup", experiment.initial_states[seam], context, when="before the run"):
+            samples = probed_samples(experiment, probes).values()
+            total += sum(costs.flops(FULL_MODEL, 0, probed=number) for number in samples)
+    return total
 
 
 def _flops(plan: RoundPlan, taken: Mapping[int, int], costs: CostModel, *, seed: int) -> int:

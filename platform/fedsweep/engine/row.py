@@ -66,7 +66,7 @@ class RowMaker:
             total_bytes=round.state.total_bytes + ledger.total_bytes,
             over_budget=None if self._experiment.world.budgets is None else self._over_budget(round),
             local_steps=steps + sum(lost_steps.values()),
-            flops=flops + server_flops,
+            flops=flops + server_flops + round.state.setup_flops,
             fwd_macs_per_sample=self._macs(plan, trained),
             sim_time_s=plan.clock,
             full_time_s=None if plan.clock is None else self._full_time(round, plan.clock, server_flops),

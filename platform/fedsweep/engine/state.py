@@ -61,6 +61,7 @@ class RunState:
         total_bytes: Bytes both ways so far, those before round 1 among them.
         setup_bytes: Bytes of the one-off exchange before round 1.
         setup_traffic: What travelled then.
+        setup_flops: What clients computed for it; 0 from round 1 on, whose row has them.
         setup_s: Virtual seconds of registration and that exchange; None without devices.
         published: Which version of each published content clients have.
         left: What the server's messages have left out [P]; None: nothing.
@@ -90,6 +91,7 @@ class RunState:
     total_bytes: int = 0
     setup_bytes: int = 0
     setup_traffic: Traffic | None = field(default=None, compare=False, repr=False)
+    setup_flops: int = 0
     setup_s: float | None = None
     published: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     left: Tensor | None = None

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
+from fedsweep.components.probes import sent_of
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet, LocalFleet, combine, make_worker
 from fedsweep.models.cost import BYTES_PER_VALUE
@@ -144,7 +145,7 @@ class MeasuringFleet(LocalFleet):
         if any(probe.reads_model for probe in question.probes):
             model = self._layout.num_params + self._layout.num_buffers
             self.setup += BYTES_PER_VALUE * model * len(answers)
-        self.setup += sum(map(_bytes, answers.values()))
+        self.setup += sum(_bytes(sent_of(answer, question.probes)) for answer in answers.values())
         return answers
 
     def _count_hubs(self, point: SyncPoint) -> None:

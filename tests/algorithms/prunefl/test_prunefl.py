@@ -14,6 +14,7 @@ from fedsweep.algorithms.parts.element_masks import weight_layers
 from fedsweep.algorithms.prunefl.choice import Choice, greedy
 from fedsweep.algorithms.prunefl.first_stage import mask_by_training
 from fedsweep.algorithms.prunefl.method import prunefl
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.models.networks.chains import LeNet5, Mlp
@@ -102,14 +103,15 @@ def test_the_first_stage_prunes_on_the_way_and_leaves_the_model_alone() -> None:
     model = build()
     before = [p.detach().clone() for p in model.parameters()]
     choice = Choice(sparsity=0.6, times="equal", fixed_time=1e9)
-    mask = mask_by_training(model, samples(), num_classes=4, choice=choice, rate=0.1, source=stream(0, "x"))
+    mask, seen = mask_by_training(model, samples(), num_classes=4, choice=choice, rate=0.1, source=stream(0, "x"))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert int(mask.sum()) == 80 + 24 and bool(mask[60:70].all())
-    other = mask_by_training(model, samples(), num_classes=4, choice=choice, rate=0.1, source=stream(0, "x"))
+    assert 5 * 500 * 8 <= seen <= 10_000 * 20  # five choices at least, each after 500 steps
+    other, _ = mask_by_training(model, samples(), num_classes=4, choice=choice, rate=0.1, source=stream(0, "x"))
     assert torch.equal(mask, other)
     # Weights are pruned below the limit where more of them are not worth their time.
     frugal = replace(choice, fixed_time=0.01)
-    small = mask_by_training(model, samples(), num_classes=4, choice=frugal, rate=0.1, source=stream(0, "x"))
+    small, _ = mask_by_training(model, samples(), num_classes=4, choice=frugal, rate=0.1, source=stream(0, "x"))
     assert int(small.sum()) < int(mask.sum())
 
 
@@ -126,6 +128,16 @@ def test_one_client_makes_the_first_mask_and_sends_it_packed() -> None:
     engine = local_engine(made)
     state = engine.start()
     assert state.setup_bytes == 4 * 224 + 25
+    # Three passes of 200 MACs for each sample of the batches of 20, which begin anew where its 24 end.
+    seen = [len(range(24)[step * 20 % 24 :][:20]) for step in range(10_000)]
+    assert state.setup_flops in [6 * 200 * sum(seen[: 500 * times]) for times in range(5, 21)]
+    most = forecast(made).flops
+    assert (
+        most - forecast(tiny_experiment(prunefl(first_stage="none"), build=build, sizes=sizes)).flops
+        == 6 * 200 * 200_000
+    )
+    first, _ = engine.advance(state)
+    assert state.setup_flops < first.records[0].flops < most
     planned = engine.experiment.initial_states["submodels"]["mask"]
     assert int(state.components["submodels"]["mask"].sum()) == int(planned.sum()) == 80 + 24
     assert not torch.equal(state.components["submodels"]["mask"], planned)
