@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         ResourceError,
         RunError,
     )
-    from fedsweep.finished.evaluation import Evaluated, evaluate
+    from fedsweep.finished.evaluated import Evaluated
+    from fedsweep.finished.evaluation import evaluate
     from fedsweep.finished.saved_model import load_model
     from fedsweep.method import FederatedMethod, MethodSettings, merge
     from fedsweep.models.adapters import Adapter
@@ -114,7 +115,8 @@ _HOME = {
     for module, names in {
         "fedsweep.api": ("TableStyle", "compare", "prepare", "report", "run", "sweep"),
         "fedsweep.card": ("Card", "Limit", "card_of", "with_card"),
-        "fedsweep.finished.evaluation": ("Evaluated", "evaluate"),
+        "fedsweep.finished.evaluated": ("Evaluated",),
+        "fedsweep.finished.evaluation": ("evaluate",),
         "fedsweep.driver.observers": ("Observer",),
         "fedsweep.finished.saved_model": ("load_model",),
         "fedsweep.errors": (

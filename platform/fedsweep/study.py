@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, OutputError
-from fedsweep.finished.evaluation import Data, Evaluated, evaluate, open_subject
+from fedsweep.finished.evaluated import Evaluated
+from fedsweep.finished.evaluation import Data, evaluate, open_subject
 from fedsweep.finished.saved_model import existing, load_model
 from fedsweep.reports.compare import compared_runs
 from fedsweep.reports.setting_table import setting_rows, world_frame

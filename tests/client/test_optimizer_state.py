@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import net
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerGroup, OptimizerSettings
+from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 OPTIMIZERS = {
@@ -69,8 +76,6 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unequal_pair(settings: OptimizerSettings, keep: str, *, rounds: int, steps: int):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
     return tiny_experiment(
         fedavg(),
         num_clients=2,
@@ -169,3 +174,65 @@ def test_effective_steps_have_the_specifications_values(nesterov: bool, steps: i
 def test_adam_has_no_effective_steps() -> None:
     engine = local_engine(tiny_experiment(fedavg(), optimizer=OptimizerSettings(name="adam")))
     assert np.isnan(play_round(engine).updates[0].effective_steps)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OptimizerSettings(momentum=0.9, nesterov=True, weight_decay=0.1),
+        OptimizerSettings(name="adam", weight_decay=0.1),
+        OptimizerSettings(),
+    ],
+    ids=["nesterov", "adam", "plain"],
+)
+def test_groups_are_those_of_torch_and_a_rate_of_zero_keeps_every_bit(settings: OptimizerSettings) -> None:
+    groups = (
+        OptimizerGroup(match="fc1", rate=0.0),
+        OptimizerGroup(match="bias", rate=0.5, weight_decay=0.0),
+        OptimizerGroup(match="fc*.weight", rate=2.0),
+    )
+    client = tiny_experiment(
+        fedavg(), num_clients=1, cohort_size=1, rounds=1, local_steps=4, batch_size=8, sizes=(8,), double=True,
+        build=lambda: net().double(), optimizer=replace(settings, groups=groups),
+    )  # fmt: skip
+    model = client.new_model()
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    assert [*start] == [f"{layer}.{part}" for layer in ("fc1", "fc2", "classifier") for part in ("weight", "bias")]
+    rates, decay = (0.0, 0.0, 2.0, 0.5, 1.0, 0.5), settings.weight_decay
+    decays = (decay, decay, decay, 0.0, decay, 0.0)
+    parts = [
+        {"params": [value], "lr": 0.1 * rate, "weight_decay": own}
+        for value, rate, own in zip(model.parameters(), rates, decays, strict=True)
+    ]
+    if settings.name == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(parts)
+    else:
+        optimizer = torch.optim.SGD(parts, momentum=settings.momentum, nesterov=settings.nesterov)
+    inputs, targets = (torch.from_numpy(part) for part in (client.world.data.images[:8], client.world.data.labels[:8]))
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    found = client.layout.params(run_rounds(local_engine(client)).vector[: client.layout.num_params])
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(found[name], value.detach(), atol=1e-9, rtol=0)
+    assert all(torch.equal(found[name], start[name]) for name in ("fc1.weight", "fc1.bias"))
+
+
+@pytest.mark.parametrize(
+    ("method", "groups", "message"),
+    [
+        (
+            "fedavg",
+            [{"match": "head", "rate": 0}],
+            "no trained parameter matches 'head'; there are fc1.weight, fc1.bias",
+        ),
+        ("fednova", [{"match": "fc1", "rate": 0}], "method fednova divides clients' moves by their steps"),
+        ("fedavg", [{"match": "fc1", "rate": -1}], "training.optimizer.groups.0.rate"),
+    ],
+)
+def test_groups_that_mean_nothing_are_refused(method: str, groups: list[dict[str, Any]], message: str) -> None:
+    config = {"method": {"name": method}, "training": {"optimizer": {"name": "sgd", "groups": groups}}}
+    with pytest.raises(ConfigError, match=message):
+        check_experiment(plan_run(load_config(config)).experiment)
+    assert "groups" not in load_config({}).tree()["training"]["optimizer"]

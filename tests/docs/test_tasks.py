@@ -23,6 +23,8 @@ SMALL = ["runtime.backend=local", "tracking.uri=none"]
         ("lines", "perplexity", 1.0, 8.0),
         ("shapes", "mean_iou", 0.3, 1.0),
         ("pairs", "micro_f1", 0.4, 1.0),
+        ("codes", "reconstruction", 0.1, 0.5),
+        ("hidden", "masked_r2", 0.3, 1.0),
         ("counts", "deviance", 0.0, 1.6),
     ],
 )

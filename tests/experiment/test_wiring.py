@@ -183,6 +183,11 @@ ELSEWHERE = {
     "scenario.task.kind": "tests/tasks/test_runs.py",
     "scenario.task.metrics": "tests/tasks/test_runs.py",
     "model.adapter.kind": "tests/models/test_adapters.py",
+    **{
+        f"scenario.subset.{key}": "tests/world/data/test_subset.py"
+        for key in ("share", "train", "test", "groups", "order")
+    },
+    "training.optimizer.groups": "tests/client/test_optimizer_state.py",
     "scenario.root": "tests/world/data/test_torchvision_sets.py",
     "scenario.download": "tests/world/data/test_torchvision_sets.py",
     "scenario.topology.kind": "tests/world/test_topology.py",

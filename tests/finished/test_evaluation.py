@@ -205,3 +205,27 @@ def test_the_command_prints_tables_json_and_a_picture(
     tree = json.loads(capsys.readouterr().out)
     assert tree["test_accuracy"] == RunFolder(fedavg).read_result()["test_accuracy"]
     assert len(tree["clients"]) == 8 and np.shape(tree["confusion"]) == (10, 10)
+
+
+@pytest.mark.parametrize(("name", "model"), [("diabetes", {"name": "mlp"}), ("shapes", {"name": "fcn", "width": 4})])
+def test_other_tasks_give_the_figures_of_their_last_test_to_the_bit(
+    name: str, model: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {
+        "name": name,
+        "scenario": {"dataset": name, "clients": 6},
+        "model": model,
+        "training": {"rounds": 2, "cohort_size": 3, "local_steps": 3},
+        "runtime": {"backend": "local"},
+        "tracking": {"uri": "none"},
+    }
+    run = fedsweep.run(config, out=tmp_path / name)
+    found = evaluate(run.folder)
+    assert found.metrics == run.summary["test_figures"] and found.test_loss == run.to_pandas()["test_loss"].iloc[-1]
+    assert found.notes == () and found.num_samples == len(load_dataset(name, root=None, download=False).test)
+    assert main(["evaluate", str(run.folder)]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{figure} {value:.4f}" in printed for figure, value in found.metrics.items())
+    with pytest.raises(InputError, match="but the model was trained with"):
+        evaluate(run.folder, data="multi_digits")
+    assert main(["evaluate", str(run.folder), "--plot", str(tmp_path / "x.png")]) == 2

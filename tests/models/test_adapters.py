@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from ray_pool import Pool, play
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.api import load_model, run
@@ -22,16 +23,19 @@ from fedsweep.client.shards import batch_order
 from fedsweep.components.local import eval_copy
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run
+from fedsweep.engine.cost import CostModel
 from fedsweep.errors import InputError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.adapters import Adapter, Lora, LoraLinear, Part
+from fedsweep.models.cost import counted
 from fedsweep.models.network import Network
 from fedsweep.models.networks.chains import FedstgCnn, Mlp
 from fedsweep.models.networks.vit import VitTiny
 from fedsweep.models.registry import adapt
 from fedsweep.records import ClientWork
 from fedsweep.streams import stream
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import constants, constants_sha256, layout_of, load_vector, moving_buffers, trained_params
 
@@ -52,6 +56,32 @@ def adapted(network: Network, adapter: Adapter) -> Network:
 def small(adapter: Adapter | None = None) -> Network:
     network = Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
     return adapted(network, adapter or Lora(rank=2))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "macs", "spared"),
+    [
+        # 6 -> 8 -> 8 -> 4. The first two layers go forwards alone; of 144 products 112 are theirs.
+        (Part(train=("classifier",)), 144, 2 * 112),
+        # Rank 2: 28 + 32 + 24 more; nothing before the first layer is trained, so its inputs have no gradient either.
+        (Lora(rank=2), 228, 2 * 48 + 64 + 32),
+    ],
+)
+def test_a_step_spares_the_gradients_of_frozen_layers_as_torch_counts_them(
+    adapter: Adapter, macs: int, spared: int
+) -> None:
+    network = small(adapter)
+    found = counted(network, (1, 1, 6))
+    assert (sum(count for count, _ in found.layers.values()), found.spared) == (macs, spared)
+    with FlopCounterMode(display=False) as torchs:
+        network(torch.ones(1, 1, 1, 6)).sum().backward()
+    # A trained layer counts three passes everywhere; torch leaves out the gradient of inputs that nobody trains.
+    first = 8 * 4 if isinstance(adapter, Part) else 6 * 2
+    assert torchs.get_total_flops() == 2 * (3 * macs - spared - first)
+    plain = counted(Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8), (1, 1, 6))
+    assert plain.spared == 0
+    costs = CostModel(tiny_experiment(fedavg(), build=lambda: small(adapter)))
+    assert costs.flops(FULL_MODEL, 10) == 2 * 10 * (3 * macs - spared)
 
 
 def test_a_new_lora_is_its_base_and_begins_as_the_paper_says() -> None:

@@ -126,7 +126,7 @@ def same_values(one: Network, other: Network) -> bool:
 def test_names_are_those_of_the_interface() -> None:
     assert set(MODELS) == {
         "mlp", "cnn", "lenet5", "feddhad_cnn", "convnet3", "fedstg_cnn", "resnet18", "feddhad_resnet18", "vgg11",
-        "vit_tiny", "transformer", "fcn",
+        "vit_tiny", "transformer", "fcn", "vae", "masked_autoencoder",
     }  # fmt: skip
     assert all(entry.summary and entry.source for entry in MODELS.values())
 

@@ -1,4 +1,4 @@
-"""Losses and figures of the tasks are scikit-learn's, batch by batch as in one piece."""
+"""Losses and figures of the tasks are scikit-learn's, or torch's closed forms, batch by batch as in one piece."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsweep.errors import DataError
 from fedsweep.tasks.base import Task
 from fedsweep.tasks.kinds import Classification, MultiLabel, NextToken, Regression, Segmentation
+from fedsweep.tasks.unlabelled import Generative, SelfSupervised
 
 DRAWS = torch.Generator().manual_seed(5)
 
@@ -68,6 +69,19 @@ def sklearn_of(name: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
             "mean_iou": m.jaccard_score(true, flat.argmax(1), average="macro"),
             "pixel_accuracy": m.accuracy_score(true, flat.argmax(1)),
         }
+    if name == "generative":
+        true, made, mean, log_variance = targets.flatten(1), outputs[:, :12], outputs[:, 12:15], outputs[:, 15:]
+        code = torch.distributions.Normal(mean.double(), (log_variance.double() / 2).exp())
+        normal = torch.distributions.Normal(0.0, 1.0)
+        divergence = float(torch.distributions.kl_divergence(code, normal).sum(1).mean())
+        mse = m.mean_squared_error(true, made)
+        return {"loss": 12 / 2 * mse + divergence, "reconstruction": mse, "divergence": divergence}
+    if name == "self_supervised":
+        true, made, hidden = targets.flatten(1).double(), outputs[:, 0].double(), outputs[:, 1] > 0
+        mse = m.mean_squared_error(true[hidden], made[hidden])
+        places = [true[hidden[:, place], place] for place in range(12)]
+        around = sum(float((values - values.mean()).square().sum()) for values in places)
+        return {"loss": mse, "masked_mse": mse, "masked_r2": 1 - mse * int(hidden.sum()) / around}
     shares = outputs.double().softmax(1).numpy()
     return {
         "loss": m.log_loss(targets, shares, labels=range(outputs.shape[1])),
@@ -83,6 +97,12 @@ CASES: dict[str, tuple[Task, Tensor, Tensor]] = {
     "regression": (Regression(target_shape=(3,)), drawn(40, 3) + 100, drawn(40, 3) + 100),
     "next_token": (NextToken(num_classes=7, target_shape=(9,)), drawn(40, 9, 7), with_gaps),
     "segmentation": (Segmentation(num_classes=4, target_shape=(6, 5)), drawn(40, 4, 6, 5), ids(4, 40, 6, 5)),
+    "generative": (Generative(latent=3, target_shape=(1, 3, 4)), drawn(40, 18).double(), drawn(40, 1, 3, 4).double()),
+    "self_supervised": (
+        SelfSupervised(target_shape=(1, 3, 4)),
+        torch.stack([drawn(40, 12), ids(2, 40, 12).float()], dim=1),
+        drawn(40, 1, 3, 4),
+    ),
 }
 
 

@@ -35,17 +35,24 @@ WORLDS: dict[str, dict[str, Any]] = {
     },
     "shapes": {"model": {"name": "fcn", "width": 4}},
     "multi_digits": {"model": {"name": "mlp", "hidden_width": 16}},
+    "generative": {"model": {"name": "vae"}, "scenario": {"dataset": "digits", "task": {"kind": "generative"}}},
+    "self_supervised": {
+        "model": {"name": "masked_autoencoder"},
+        "scenario": {"dataset": "digits", "task": {"kind": "self_supervised"}},
+    },
 }
 FIGURES = {
     "diabetes": ("rmse", "mae", "r2"),
     "lines": ("perplexity", "token_accuracy"),
     "shapes": ("mean_iou", "pixel_accuracy"),
     "multi_digits": ("micro_f1", "label_f1", "exact_match"),
+    "generative": ("reconstruction", "divergence"),
+    "self_supervised": ("masked_mse", "masked_r2"),
 }
 
 
 def world(name: str, **more: Any) -> dict[str, Any]:
-    scenario = {"clients": 6, **WORLDS[name].get("scenario", {}), "dataset": name, **more.pop("scenario", {})}
+    scenario = {"clients": 6, "dataset": name, **WORLDS[name].get("scenario", {}), **more.pop("scenario", {})}
     return {**SMALL, "name": name, **WORLDS[name], "scenario": scenario, **more}
 
 
@@ -76,7 +83,7 @@ def test_clients_in_lanes_are_the_loop(name: str) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("name", "actors"), [("diabetes", 1), ("lines", 2), ("shapes", 3)])
+@pytest.mark.parametrize(("name", "actors"), [("diabetes", 1), ("lines", 2), ("shapes", 3), ("self_supervised", 2)])
 def test_actors_give_the_bits_of_one_process(pool: Pool, name: str, actors: int) -> None:
     experiment = plan_run(load_config(world(name))).experiment
     found, _ = play(pool, experiment, actors)
@@ -171,6 +178,14 @@ def test_a_task_of_ones_own_with_two_inputs_is_one_file(tmp_path: Path, monkeypa
         ({"scenario": {"dataset": "diabetes", "image_size": 8}}, "resizes pictures, but data set 'diabetes' has none"),
         ({"scenario": {"dataset": "diabetes"}, "model": {"name": "cnn"}}, "needs pictures .* but a sample is"),
         ({"scenario": {"task": {"kind": "regression"}}}, "data set 'digits': train targets must be floats"),
+        (
+            {"scenario": {"dataset": "lines", "task": {"kind": "generative"}}},
+            "'lines': train inputs must be pictures or",
+        ),
+        (
+            {"scenario": {"task": {"kind": "self_supervised"}}, "model": {"name": "vae"}},
+            "'vae' makes 64 values and two .* but the task asks for 64 outputs",
+        ),
         ({"scenario": {"task": {"kind": "regresion"}}}, "did you mean 'regression'"),
         (
             {"scenario": {"dataset": "diabetes", "feature_skew": {"kind": "noise", "level": 0.1}}},
@@ -213,6 +228,40 @@ def test_a_data_set_says_what_is_wrong_with_it() -> None:
     samples = Samples(inputs=inputs, targets=np.zeros(4, np.float32))
     with pytest.raises(DataError, match="training and test inputs must have one shape and type"):
         Dataset(name="x", train=samples, test=Samples(inputs=inputs[:, :2], targets=np.zeros(4, np.float32)))
+
+
+UNLABELLED = """
+import numpy as np
+from fedsweep import Dataset, Samples
+
+
+def data(*, root, download):
+    draws = np.random.default_rng(4)
+    waves = np.sin(draws.random((120, 1)) * 6 + np.arange(10)).astype(np.float32)
+    return Dataset(name="waves", train=Samples(inputs=waves[:90]), test=Samples(inputs=waves[90:]))
+"""
+
+
+def test_data_without_targets_are_learned_by_the_tasks_that_need_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_waves.py").write_text(UNLABELLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario: dict[str, Any] = {"dataset": "own_waves:data", "clients": 3, "partition": {"kind": "iid"}}
+    training = {**SMALL["training"], "rounds": 15, "optimizer": {"name": "adam", "lr": 0.02}}
+    for task, model in (("generative", "vae"), ("self_supervised", "masked_autoencoder"), ("generative", "mlp")):
+        more = {"latent": 0} if model == "mlp" else {}
+        config = {**SMALL, "scenario": {**scenario, "task": {"kind": task, **more}}, "model": {"name": model}}
+        figures = run({**config, "training": training}).to_pandas()[FIGURES[task][0]]
+        assert figures.iloc[-1] < 0.8 * figures.iloc[0]
+    with pytest.raises(DataError, match="'waves' has no targets; name a task that needs none"):
+        run({**SMALL, "scenario": scenario})
+    with pytest.raises(DataError, match="'waves' has no targets, which task regression learns"):
+        run({**SMALL, "scenario": {**scenario, "task": {"kind": "regression"}}})
+    with pytest.raises(ConfigError, match="partition classes goes by classes, but data set 'waves' has none"):
+        run({**config, "scenario": {**config["scenario"], "partition": {"kind": "classes"}}})
+    with pytest.raises(ConfigError, match=r"method DynaFed.* needs classes, but the task is Generative"):
+        run({**config, "method": {"name": "dynafed"}})
 
 
 def test_a_run_ends_where_a_figure_is_reached_whichever_way_is_better() -> None:

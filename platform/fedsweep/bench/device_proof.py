@@ -18,6 +18,7 @@ from fedsweep.world.data.datasets import Dataset, load_dataset
 
 # For networks that don't classify pictures: sets that come with the package.
 _OTHER_DATA = {"transformer": "lines", "fcn": "shapes"}
+_OTHER_TASKS = {"vae": "generative", "masked_autoencoder": "self_supervised"}
 _CLIENTS, _STEPS, _BATCH, _SAMPLES = 4, 3, 4, 200
 
 
@@ -59,8 +60,9 @@ def proofs(device: str, networks: Sequence[str] = tuple(MODELS)) -> Iterator[Pro
 
 def _stepping(device: str, network: str, data: Dataset) -> Stepping:
     """Return what a run would choose; the round that follows is played too, so that the choice is seen to carry it."""
-    sections = {
-        "scenario": {"clients": _CLIENTS},
+    task = _OTHER_TASKS.get(network)
+    sections: dict[str, Any] = {
+        "scenario": {"clients": _CLIENTS, **({} if task is None else {"task": {"kind": task}})},
         "model": {"name": network},
         "method": {"name": "fedavg"},
         "training": {

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.modules import ClientModel
+from fedsweep.errors import ConfigError
+from fedsweep.trees import FlatLayout
 
 
 def optimizer_riders(settings: OptimizerSettings, num_params: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -58,6 +61,8 @@ class ClientOptimizer:
     def as_torch(self) -> torch.optim.Optimizer:
         """Torch's own, made when it is first wanted: bare steps do without."""
         optimizer = _make_optimizer(self._flat, self._settings, self._learning_rate)
+        if self._settings.groups:
+            optimizer.rates, optimizer.decays = self._settings.by_parameter(self._model.layout, self._flat.device)
         state = {name: self._start(name, whole=whole) for name, whole in state_slots(self._settings)}
         if state:
             optimizer.state[self._flat] = state
@@ -147,9 +152,15 @@ class _Light(torch.optim.Optimizer):
     """Calls torch's optimisers beneath their decorators, which import the whole compiler at the first step.
 
     That takes a second in each process; the arithmetic is the decorated methods' own.
+
+    Attributes:
+        rates: By parameter [P], multiples of the learning rate; None: it holds for all.
+        decays: By parameter [P], in place of torch's one weight decay.
     """
 
     plain_step: Callable[..., Any]
+    rates: Tensor | None = None
+    decays: Tensor | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
@@ -158,7 +169,20 @@ class _Light(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """As torch's."""
         with torch.no_grad():
-            return self.plain_step(closure)
+            if self.rates is None or self.decays is None:
+                return self.plain_step(closure)
+            return self._step_by_group(closure, self.rates, self.decays)
+
+    def _step_by_group(self, closure: Any, rates: Tensor, decays: Tensor) -> Any:
+        (flat,) = self.param_groups[0]["params"]
+        before, gradient = flat.detach().clone(), flat.grad
+        # Put back afterwards: terms look at the gradient that the loss had.
+        flat.grad = torch.addcmul(gradient, before, decays)
+        loss = self.plain_step(closure)
+        flat.grad = gradient
+        # What SGD and Adam move by is proportional to the rate; where that is 0, the values keep their bits.
+        flat.sub_(before).mul_(rates).add_(before)
+        return loss
 
 
 class _Sgd(_Light, torch.optim.SGD):
@@ -169,19 +193,37 @@ class _Adam(_Light, torch.optim.Adam):
     plain_step = inspect.unwrap(torch.optim.Adam.step)
 
 
-def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_rate: float) -> torch.optim.Optimizer:
+def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_rate: float) -> _Light:
+    decay = 0.0 if settings.groups else settings.weight_decay
     if settings.name == "adam":
-        return _Adam(
-            [flat], lr=learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
-        )
+        return _Adam([flat], lr=learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=decay)
     return _Sgd(
         [flat],
         lr=learning_rate,
         momentum=settings.momentum,
         nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay,
+        weight_decay=decay,
         foreach=False,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerGroup:
+    """Parameters that are stepped otherwise than the rest.
+
+    Attributes:
+        match: A parameter's name, a layer's path, or the end of either after a dot; ``*`` and ``?`` stand for others.
+        rate: Multiple of the learning rate, >= 0.
+        weight_decay: In place of the optimiser's; None: that one.
+    """
+
+    match: str
+    rate: float = 1.0
+    weight_decay: float | None = None
+
+    def has(self, name: str) -> bool:
+        """Tell whether a parameter is in the group."""
+        return fnmatchcase(f".{name}.", f"*.{self.match}.*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +239,7 @@ class OptimizerSettings:
         betas: Adam's.
         eps: Adam's.
         keep: ``"reset"``, ``"persist"`` or ``"average"``: what becomes of its state at the next participation.
+        groups: A parameter goes by the first that has it.
     """
 
     name: str = "sgd"
@@ -207,13 +250,41 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     keep: str = "reset"
+    groups: tuple[OptimizerGroup, ...] = ()
+
+    def by_parameter(self, layout: FlatLayout, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """Return multiples of the rate, and weight decays, of the params [P] of a layout."""
+        rates = torch.ones(layout.num_params, dtype=layout.dtype)
+        decays = torch.full_like(rates, self.weight_decay)
+        for (name, rate), decay in zip(layout.params(rates).items(), layout.params(decays).values(), strict=True):
+            group = next((group for group in self.groups if group.has(name)), None)
+            if group is not None:
+                rate.fill_(group.rate)
+                decay.fill_(self.weight_decay if group.weight_decay is None else group.weight_decay)
+        return rates.to(device), decays.to(device)
+
+    def check_groups(self, layout: FlatLayout) -> None:
+        """Refuse groups that have no parameter.
+
+        Raises:
+            ConfigError: The message lists the names.
+        """
+        names = list(layout.params(torch.zeros(layout.num_params)))
+        for group in self.groups:
+            if not any(group.has(name) for name in names):
+                raise ConfigError(
+                    f"training.optimizer.groups: no trained parameter matches {group.match!r}; there are"
+                    f" {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+                )
 
     @property
     def rests(self) -> bool:
         """Tell whether values without a gradient stay as they are."""
+        if any(group.weight_decay for group in self.groups):
+            return False
         return self.name == "sgd" and not self.momentum and not self.weight_decay
 
     @property
     def is_bare(self) -> bool:
         """Tell whether a step is the gradient times the rate, and nothing more."""
-        return self.rests and self.clip_norm is None
+        return self.rests and self.clip_norm is None and not self.groups

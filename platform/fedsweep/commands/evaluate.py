@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from fedsweep.finished.evaluation import Evaluated
+    from fedsweep.finished.evaluated import Evaluated
 
 EXAMPLES = examples(
     "fedsweep evaluate runs/first",
@@ -50,6 +50,8 @@ def evaluate(
 ) -> None:
     """Test a finished run's model: accuracy, loss, by class and by client, and what it takes for what.
 
+    Where no classes are learned, the task's figures.
+
     On the run's own test set this is the run's last test, to the bit. A client's accuracy is the mean of its classes'
     accuracies by their shares in its training data; where a method gives clients models of their own, each is tested
     on the client's share of the test set, too. Other data are scaled and normalised as the run's own are. [b]--set[/b]
@@ -71,19 +73,26 @@ def evaluate(
     for text in evaluated.notes:
         note(f"note: {text}")
     if plot is not None:
+        from fedsweep.errors import ConfigError
         from fedsweep.figures.confusion import plot_confusion
 
+        if not evaluated.confusion.size:
+            raise ConfigError("--plot draws which classes are taken for which, but samples are not classified here")
         plot_confusion(evaluated.confusion, plot, class_names=evaluated.class_names)
         (note if as_json else print)(f"picture: {plot.absolute()}")
 
 
 def _print(evaluated: Evaluated, console: Console) -> None:
+    has_classes = evaluated.confusion.size > 0
+    accuracy = f"accuracy {evaluated.test_accuracy:.4f}, " if has_classes else ""
     print(
-        f"{evaluated.data}, {evaluated.num_samples} samples: accuracy {evaluated.test_accuracy:.4f},"
-        f" loss {evaluated.test_loss:.4f}; model {evaluated.model}"
+        f"{evaluated.data}, {evaluated.num_samples} samples: {accuracy}loss {evaluated.test_loss:.4f};"
+        f" model {evaluated.model}"
     )
     for name, value in evaluated.metrics.items():
         print(f"{name} {value:.4f}")
+    if not has_classes:
+        return
     if len(evaluated.confusion) <= _MOST_CLASSES:
         _print_classes(evaluated, console)
     else:

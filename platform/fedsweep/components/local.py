@@ -261,7 +261,7 @@ class TaskLoss(Objective):
     skips_padding: ClassVar[bool] = True
 
     def loss(self, step: LocalStep) -> Tensor:
-        return step.task.loss(step.logits, step.targets)
+        return step.task.loss(step.logits, step.inputs if step.task.of_inputs else step.targets)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ What a partition, a fleet or a drift takes is declared where it is built (:mod:`
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -39,6 +39,28 @@ class ServerData(Section):
     proxy: ProxyData | None = Field(
         default=None, description="Proxy data: {per_class: N, labelled: true or false} or {dataset: NAME, samples: N}."
     )
+
+
+class Subset(Section):
+    """A part of the data set, in place of all of it."""
+
+    share: float | None = Field(default=None, gt=0, le=1, description="Share of the training and the test samples.")
+    train: Count | None = Field(default=None, description="Training samples.")
+    test: Count | None = Field(default=None, description="Test samples.")
+    groups: Count | None = Field(
+        default=None, description="Natural clients (writers, speakers), with their training and test samples alone."
+    )
+    order: Literal["random", "first", "last"] = Field(
+        default="random", description="Which ones: drawn by the seed, or as the data set has them."
+    )
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> Subset:
+        if self.share is not None and (self.train, self.test) != (None, None):
+            raise ValueError("share excludes train and test, but got both; leave one out")
+        if (self.share, self.train, self.test, self.groups) == (None,) * 4:
+            raise ValueError("share, train, test or groups must be given; leave the section out to have all samples")
+        return self
 
 
 def _of_the_run(budgets: Any) -> Any:
@@ -88,6 +110,10 @@ class Scenario(Section):
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None, description="Resize to N x N; null: as the data set is."
     )
+    subset: Subset | None = Field(
+        default=None,
+        description="Part of the samples: {share: 0.1}, {train: 500, test: 100}, {groups: 20}; null: all.",
+    )
     task: TaskComponent | None = Field(
         default=None,
         description="What is learned: {kind: classification, multi_label, regression, next_token, segmentation}, or"
@@ -127,7 +153,9 @@ class Scenario(Section):
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Where samples are classified and clients talk with the server, a configuration is what it was before there
+        # Where all samples are classified and clients talk with the server, a configuration is what it was before there
         # was anything else.
         tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key not in ("task", "topology") or value is not None}
+        return {
+            key: value for key, value in tree.items() if key not in ("subset", "task", "topology") or value is not None
+        }

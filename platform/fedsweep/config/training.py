@@ -27,7 +27,34 @@ from fedsweep.config.base import (
 )
 
 
-class Sgd(Section):
+class OptimizerGroup(Section):
+    """Parameters that are stepped otherwise than the rest."""
+
+    match: Text = Field(
+        description="A parameter's name, a layer's path, or the end of either: classifier, bias, blocks.*.norm."
+    )
+    rate: NonNegative = Field(default=1.0, description="Multiple of the learning rate; 0: they stay as they are.")
+    weight_decay: NonNegative | None = Field(default=None, description="In place of the optimiser's; null: that one.")
+
+
+Groups = Annotated[
+    list[OptimizerGroup],
+    Field(
+        description="Parameters with rates or decays of their own: [{match: classifier, rate: 0.1}, {match: bias,"
+        " weight_decay: 0}]; a parameter goes by the first that it matches.",
+    ),
+]
+
+
+class _Grouped(Section):
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A configuration without groups is what it was before there were any.
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key != "groups" or value}
+
+
+class Sgd(_Grouped):
     """Stochastic gradient descent."""
 
     name: Literal["sgd"] = "sgd"
@@ -35,6 +62,7 @@ class Sgd(Section):
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Share of the last step's direction that is kept.")
     nesterov: bool = Field(default=False, description="Nesterov's form of momentum.")
     weight_decay: NonNegative = Field(default=0.0, description="Multiple of the parameters added to the gradient.")
+    groups: Groups = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> Sgd:
@@ -43,7 +71,7 @@ class Sgd(Section):
         return self
 
 
-class Adam(Section):
+class Adam(_Grouped):
     """Adam (Kingma and Ba, 2015)."""
 
     name: Literal["adam"] = "adam"
@@ -52,6 +80,7 @@ class Adam(Section):
     square_decay: float = Field(default=0.999, ge=0, lt=1, description="Decay of their squares' mean (beta 2).")
     epsilon: Positive = Field(default=1e-8, description="Added to the denominator.")
     weight_decay: NonNegative = Field(default=0.0, description="Multiple of the parameters added to the gradient.")
+    groups: Groups = Field(default_factory=list)
 
 
 Optimizer = Annotated[Sgd | Adam, Field(discriminator="name")]

@@ -53,6 +53,8 @@ class CostModel:
         self._batch = batch if isinstance(batch, int) else batch[1]
         self._passes = cache(partial(experiment.method.passes, num_classes=experiment.world.data.num_classes))
         self.job_passes = self._passes(self._batch).job
+        # Plain steps that the objective's are worth: what a base spares, it spares in each.
+        self._backward = experiment.method.objective.passes / PASSES_OF_A_STEP
         self._macs: dict[tuple[str, bool], int] = {}
         self.codecs: dict[Direction, Codec] = {"up": experiment.up_codec, "down": experiment.communication.down}
         self._own_codec = experiment.method.codec.encodes
@@ -109,7 +111,14 @@ class CostModel:
         """
         macs = self.macs(submodel)
         passes = self._passes(self._batch if work is None else work.samples_in(1)).step
-        return training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
+        flops = training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
+        if not self._counted.spared:
+            return flops
+        return flops - training_flops(self._spared(macs), samples, passes=self._backward)
+
+    def _spared(self, macs: int) -> int:
+        """Return what frozen layers spare a plain step, for a part of so many MACs in proportion."""
+        return self._counted.spared * macs // max(1, self.macs(FULL_MODEL))
 
     def forward_flops(self, submodel: SubModel) -> int:
         """Return FLOPs of one sample's forward pass."""

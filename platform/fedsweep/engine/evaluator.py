@@ -16,7 +16,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
 from fedsweep.records import ClientUpdate, State
 from fedsweep.tasks.base import Task
-from fedsweep.trees import Inputs, as_tensors, placed, sample_values, targets_of
+from fedsweep.trees import Inputs, any_of, as_tensors, placed, sample_values, targets_of
 
 # Test sets of up to this many bytes are transformed once.
 _CACHE_BYTES = 512 * 2**20
@@ -119,7 +119,8 @@ class Evaluator:
                 answer = ask(evaluation, "predict", state, model, updates, inputs, like=targets, when=when)
                 if self._metrics:
                     outputs.append(answer.cpu())
-                for name, value in self._task.tally(answer, targets).items():
+                truth = any_of(inputs) if self._task.of_inputs else targets
+                for name, value in self._task.tally(answer, truth).items():
                     tally[name] = tally[name] + value if name in tally else value
         loss = float(tally["loss"]) / int(tally["count"])
         diverged = math.isnan(loss)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsweep.catalog import Bound, bound, build_method, build_metrics, method_cards, task_metrics
 from fedsweep.client.messages import LaneSettings
-from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerGroup, OptimizerSettings
 from fedsweep.components.codec import Communication
 from fedsweep.config.base import IntegerRange
 from fedsweep.config.load import load_config, with_sections
@@ -121,7 +121,8 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
     )
     if config.planner is not None:
         experiment = with_options(config, experiment)
-    _ = experiment.template  # a model that does not fit the data is an error here, not in round 1
+    # A model that does not fit the data is an error here, not in round 1.
+    experiment.training.optimizer.check_groups(experiment.layout)
     return experiment
 
 
@@ -276,6 +277,7 @@ def build_training(config: Config) -> TrainingSettings:
         betas=(getattr(optimizer, "mean_decay", 0.9), getattr(optimizer, "square_decay", 0.999)),
         eps=getattr(optimizer, "epsilon", 1e-8),
         keep=section.optimizer_state,
+        groups=tuple(OptimizerGroup(**group.model_dump()) for group in optimizer.groups),
     )
     size = section.cohort_size
     if size is None:

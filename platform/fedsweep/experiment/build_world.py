@@ -18,6 +18,7 @@ from fedsweep.streams import stream
 from fedsweep.tasks.base import Task
 from fedsweep.tasks.kinds import Classification
 from fedsweep.world.data.datasets import Dataset, load_dataset
+from fedsweep.world.data.subset import subset
 from fedsweep.world.drift import Drift
 from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.population import Built, Drawn, Split
@@ -33,6 +34,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
         InputError: A part of the scenario is wrong or does not fit the data.
     """
     scenario, seed, rounds = config.scenario, config.seed, config.training.rounds
+    dataset = part_of(config, dataset)
     task = build_task(config, dataset)
     strata = strata_of(dataset, task)
     num_strata = max(task.num_strata, int(strata.max()) + 1)
@@ -70,6 +72,19 @@ def build_world(config: Config, dataset: Dataset) -> World:
     )
 
 
+def part_of(config: Config, dataset: Dataset) -> Dataset:
+    """Return the part of the data set that the scenario asks for, by default all of it.
+
+    Raises:
+        ConfigError: There is not as much.
+    """
+    part = config.scenario.subset
+    if part is None:
+        return dataset
+    counts = {"train": part.train, "test": part.test}
+    return subset(dataset, seed=config.seed, share=part.share, counts=counts, groups=part.groups, order=part.order)
+
+
 def built(config: Config, key: str, **provided: Any) -> Any:
     """Build the object that a key names; None where it is null."""
     item = bound(config, key)
@@ -85,6 +100,11 @@ def build_task(config: Config, dataset: Dataset) -> Task:
     shape = tuple(int(size) for size in dataset.train.targets.shape[1:])
     item = bound(config, "scenario.task")
     if item is None:
+        if not dataset.train.targets.size:
+            raise DataError(
+                f"data set {dataset.name!r} has no targets; name a task that needs none, e.g."
+                " scenario.task: {kind: generative}"
+            )
         if dataset.num_classes < 1 or shape or dataset.train.targets.dtype.kind not in "iu":
             raise DataError(
                 f"data set {dataset.name!r}: its targets are {dataset.train.targets.dtype} of shape {list(shape)} for"
@@ -92,9 +112,22 @@ def build_task(config: Config, dataset: Dataset) -> Task:
                 " scenario.task: {kind: regression}"
             )
         return Classification(num_classes=dataset.num_classes)
-    task: Task = item.build(num_classes=dataset.num_classes, target_shape=shape)
-    for part, samples in (("train", dataset.train), ("test", dataset.test)):
-        task.check(samples.targets, f"data set {dataset.name!r}: {part} targets")
+    of_inputs, parts = getattr(item.builder, "of_inputs", False), {"train": dataset.train, "test": dataset.test}
+    num_classes = dataset.num_classes
+    if of_inputs:
+        # Labels may stand beside; then partitions go by them.
+        num_classes = num_classes if not shape and dataset.train.targets.dtype.kind in "iu" else 0
+        shape = tuple(int(size) for size in dataset.train.inputs.shape[1:])
+    task: Task = item.build(num_classes=num_classes, target_shape=shape)
+    for part, samples in parts.items():
+        if of_inputs:
+            task.check(samples.inputs, f"data set {dataset.name!r}: {part} inputs")
+        elif not samples.targets.size:
+            raise DataError(
+                f"data set {dataset.name!r} has no targets, which task {item.name} learns; name another one"
+            )
+        else:
+            task.check(samples.targets, f"data set {dataset.name!r}: {part} targets")
     return task
 
 

@@ -5,10 +5,9 @@ Shape letters: T test samples, C classes, N clients.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -24,17 +23,20 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.run import one_thread
 from fedsweep.engine.aggregation import model_alone
 from fedsweep.engine.evaluator import Evaluator, Tested
-from fedsweep.engine.per_client import client_accuracies, own_accuracies, own_models_question, present_counts, spread
+from fedsweep.engine.per_client import client_accuracies, own_accuracies, own_models_question, present_counts
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError
 from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.build_world import part_of
 from fedsweep.experiment.experiment import Experiment, server_context, transformed
+from fedsweep.finished.evaluated import Evaluated
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.initial import read_weights, weights_file, weights_vector
 from fedsweep.records import State
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.remote_folder import read_from
 from fedsweep.runs.run_folder import CHECKPOINTS, CONFIG, MODEL, RunFolder
+from fedsweep.tasks.base import Task
 from fedsweep.trees import constants_sha256, layout_of, load_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
@@ -43,93 +45,6 @@ _SETTABLE = ("scenario", "evaluation", "runtime")
 
 # A data set by name, one in memory, or images [T, C, H, W] in the pixels of the run's own, with labels [T].
 Data = str | Dataset | tuple[np.ndarray, np.ndarray]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """The outcome of a test.
-
-    Attributes:
-        data: What was tested on.
-        model: The file with the tested model.
-        test_accuracy: Over all samples, 0..1.
-        test_loss: Mean cross-entropy.
-        metrics: Figures of the configuration's metrics, by column.
-        confusion: Samples [C, C]: rows are the true classes, columns the predicted ones.
-        class_names: One per class, or empty.
-        class_accuracies: By class index [C]; NaN for a class without test samples.
-        client_accuracies: By client [N]: the mean of its classes' accuracies by their shares in its training data.
-        client_samples: Test samples of these classes [N].
-        personal_accuracies: Of the models that clients themselves would use, each on its share of the test set [N];
-            None where the method gives them none, or they are not there.
-        personal_samples: Of these shares [N].
-        notes: Sentences for the user.
-    """
-
-    data: str
-    model: Path
-    test_accuracy: float
-    test_loss: float
-    confusion: np.ndarray
-    class_names: tuple[str, ...]
-    class_accuracies: tuple[float, ...]
-    client_accuracies: np.ndarray
-    client_samples: np.ndarray
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    personal_accuracies: np.ndarray | None = None
-    personal_samples: np.ndarray | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def num_samples(self) -> int:
-        """T."""
-        return int(self.confusion.sum())
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Accuracies over classes and over clients, under the names that ``rounds.parquet`` has for them."""
-        figures = spread("class_accuracy", np.array(self.class_accuracies))
-        figures |= spread("client_accuracy", self.client_accuracies)
-        if self.personal_accuracies is not None:
-            figures |= spread("personal_accuracy", self.personal_accuracies)
-        return figures
-
-    def classes(self) -> list[dict[str, Any]]:
-        """Return a row for each class: index, name (None without), accuracy (None without samples), test samples."""
-        names = self.class_names or (None,) * len(self.class_accuracies)
-        rows = zip(names, self.class_accuracies, self.confusion.sum(axis=1).tolist(), strict=True)
-        return [
-            {"class": label, "name": name, "accuracy": _known(accuracy), "samples": samples}
-            for label, (name, accuracy, samples) in enumerate(rows)
-        ]
-
-    def clients(self) -> list[dict[str, Any]]:
-        """Return a row for each client, with the columns of ``client_accuracy.parquet``."""
-        columns: dict[str, list[Any]] = {
-            "client": list(range(len(self.client_accuracies))),
-            "accuracy": [_known(value) for value in self.client_accuracies.tolist()],
-            "samples": self.client_samples.tolist(),
-        }
-        if self.personal_accuracies is not None and self.personal_samples is not None:
-            columns["personal_accuracy"] = [_known(value) for value in self.personal_accuracies.tolist()]
-            columns["personal_samples"] = self.personal_samples.tolist()
-        return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-
-    def tree(self) -> dict[str, Any]:
-        """Return all of it as plain mappings, lists and scalars."""
-        return {
-            "data": self.data,
-            "model": str(self.model),
-            "samples": self.num_samples,
-            "test_accuracy": self.test_accuracy,
-            "test_loss": _known(self.test_loss),
-            **self.figures,
-            "metrics": {name: _known(value) for name, value in self.metrics.items()},
-            "classes": self.classes(),
-            "clients": self.clients(),
-            "confusion": self.confusion.tolist(),
-            "notes": list(self.notes),
-        }
 
 
 def evaluate(
@@ -190,7 +105,7 @@ class Subject:
             return own.name, own.test_images, own.test_labels, own.class_names
         if isinstance(data, str):
             scenario = self.config.scenario
-            size = int(own.train_images.shape[-1])
+            size = None if own.pixels is None else int(own.train_images.shape[-1])
             data = load_dataset(data, root=scenario.root, download=scenario.download, image_size=size)
         elif not isinstance(data, Dataset):
             data = _given(own, *data)
@@ -203,6 +118,9 @@ class Subject:
 
     def _fitting(self, other: Dataset) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
         own = self.dataset
+        task = self.experiment.world.data.learned
+        if own.pixels is None or not task.has_classes:
+            return other.name, *_alike(own, other, task), ()
         if other.image_shape != own.image_shape:
             raise DataError(
                 f"data {other.name!r}: its images are {list(other.image_shape)}, but the model takes"
@@ -225,16 +143,18 @@ class Subject:
             data: See :func:`evaluate`.
             as_before: Nothing differs from the run's own last test, so the result must not either.
         """
-        if not self.experiment.world.data.learned.has_classes:
-            raise ConfigError(
-                f"only classifiers are tested again, and the task of {self.config.name!r} is another; what its test"
-                " measured in each round is in rounds.parquet"
-            )
         name, images, labels, class_names = self.samples(data)
         world = replace(self.experiment.world, test_images=images, test_labels=labels)
         experiment = replace(self.experiment, world=world)
         state, notes = self._last_state()
         tested = self._tested(experiment, *self._evaluation(state, notes))
+        outcome = Evaluated(
+            data=name, model=self.file, num_samples=len(labels), test_loss=tested.loss, metrics=tested.figures
+        )
+        if not world.data.learned.has_classes:
+            if as_before and (changed := _moved(self.result.get("test_figures"), tested.figures)):
+                notes.append(f"the run's own last test came to {changed}: another machine's or library's arithmetic")
+            return replace(outcome, notes=tuple(notes))
         classes = experiment.classes(self.round)
         num_classes = world.data.num_classes
         present_NC = present_counts(experiment.label_counts_NC, classes)
@@ -249,12 +169,9 @@ class Subject:
             notes.append(
                 "clients use models of their own, told apart as personal: the accuracy is the server's model's"
             )
-        return Evaluated(
-            data=name,
-            model=self.file,
+        return replace(
+            outcome,
             test_accuracy=cast(float, tested.accuracy),
-            test_loss=tested.loss,
-            metrics=tested.figures,
             confusion=tested.confusion(num_classes),
             class_names=class_names if len(class_names) == num_classes else (),
             class_accuracies=accuracies,
@@ -309,6 +226,31 @@ class Subject:
         return own_accuracies(answers, question.clients)
 
 
+def _alike(own: Dataset, other: Dataset, task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Return other data's test inputs and targets.
+
+    Raises:
+        DataError: They are of another shape or type than the run's own.
+    """
+    for part in ("inputs", "targets"):
+        mine, theirs = getattr(own.test, part), getattr(other.test, part)
+        if theirs.shape[1:] != mine.shape[1:] or theirs.dtype != mine.dtype:
+            raise DataError(
+                f"data {other.name!r}: test {part} are {list(theirs.shape[1:])} {theirs.dtype}, but the model was"
+                f" trained with {list(mine.shape[1:])} {mine.dtype}"
+            )
+    truth = other.test.inputs if task.of_inputs else other.test.targets
+    task.check(truth, f"data {other.name!r}: test {'inputs' if task.of_inputs else 'targets'}")
+    return other.test.inputs, other.test.targets
+
+
+def _moved(before: Any, figures: Mapping[str, float]) -> str:
+    """Return the figures of a run's last test that are others now; empty where none is."""
+    earlier = before if isinstance(before, Mapping) else {}
+    moved = {name: value for name, value in earlier.items() if value is not None and figures.get(name) != value}
+    return ", ".join(f"{name} {value}" for name, value in moved.items())
+
+
 def open_subject(source: str | Path, *, model: str | Path | None, overrides: Sequence[str]) -> Subject:
     """Read and check everything that a test needs; arguments and errors are :func:`evaluate`'s."""
     path = Path(source).expanduser()
@@ -338,7 +280,7 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
         values = weights_vector(tensors, layout, source=str(file), model=config.model.name)
     return Subject(
         config=config,
-        dataset=dataset,
+        dataset=part_of(config, dataset),
         experiment=experiment,
         file=file,
         values=values,
@@ -389,7 +331,3 @@ def _given(own: Dataset, images: np.ndarray, labels: np.ndarray) -> Dataset:
         mean=(0.0,) * channels,
         std=(1.0,) * channels,
     )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -78,23 +78,31 @@ class Counted(NamedTuple):
     Attributes:
         layers: As :func:`layer_costs` returns them.
         unknown: Operations that have no formula and count nothing, by torch's names for them, in alphabetical order.
+        spared: Multiply-accumulates of a step that frozen layers do without: as many as a forward pass for the
+            gradient of their weights, and again for that of their inputs where nothing before them is trained.
     """
 
     layers: dict[str, tuple[int, int]]
     unknown: tuple[str, ...]
+    spared: int = 0
 
 
 def counted(model: nn.Module, input_shape: tuple[int, ...]) -> Counted:
     """Count a forward pass; arguments as of :func:`layer_costs`."""
     costs: dict[str, tuple[int, int]] = {}
     products = _Products()
+    has_base = not all(parameter.requires_grad for parameter in model.parameters())
+    spared = 0
 
     def add(name: str, macs: int, norm: int = 0) -> None:
         before = costs.get(name, (0, 0))
         costs[name] = before[0] + macs, before[1] + norm
 
     def count(prefix: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        nonlocal spared
         products.depth -= 1
+        own = [*module.parameters(recurse=False)]
+        before = sum(macs for macs, _ in costs.values())
         if isinstance(module, SelfAttention):
             add(f"{prefix}value.bias", module.macs(output))
         elif isinstance(module, _NORMS):
@@ -106,6 +114,9 @@ def counted(model: nn.Module, input_shape: tuple[int, ...]) -> Counted:
                     add(f"{prefix}{name}", values.numel() // values.shape[-1] * weight.numel())
         else:
             add(f"{prefix}weight", output.numel() * cast(Tensor, module.weight)[0].numel())
+        if has_base and own and not any(parameter.requires_grad for parameter in own):
+            reached = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
+            spared += (sum(macs for macs, _ in costs.values()) - before) * (1 if reached else 2)
 
     def enter(module: nn.Module, inputs: object) -> None:
         products.depth += 1
@@ -116,12 +127,13 @@ def counted(model: nn.Module, input_shape: tuple[int, ...]) -> Counted:
             module.register_forward_pre_hook(enter)
             module.register_forward_hook(partial(count, f"{path}." if path else ""))
     # Not on the meta device: importing what it needs takes a second in every process, one sample milliseconds.
-    with torch.no_grad(), _layer_by_layer(), products:
+    # With gradients noted where something is frozen: which layers they go through shows what a step spares.
+    with torch.set_grad_enabled(has_base), _layer_by_layer(), products:
         example: Callable[[int], Any] | None = getattr(outline, "example", None)
         outline(torch.zeros(1, *input_shape) if example is None else example(1))
     if products.macs:
         add(WRITTEN_OUT, products.macs)
-    return Counted(layers=costs, unknown=tuple(sorted(products.unknown)))
+    return Counted(layers=costs, unknown=tuple(sorted(products.unknown)), spared=spared)
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -205,7 +217,7 @@ def _outline(model: nn.Module) -> nn.Module:
     types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     for parameter in model.parameters():
         # Not copied where they lie well already: a pass changes buffers alone.
-        memo[id(parameter)] = nn.Parameter(_placed(parameter, types), requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(_placed(parameter, types), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = _placed(buffer, types).clone()
     return copy.deepcopy(model, memo).eval()

@@ -15,6 +15,7 @@ import torch
 from fedsweep.errors import ConfigError, lacks_memory
 from fedsweep.models.adapters import Adapter
 from fedsweep.models.network import ModelShape, Network, gains_by_pixels_last
+from fedsweep.models.networks.autoencoders import MaskedAutoencoder, Vae
 from fedsweep.models.networks.chains import Cnn, ConvNet3, FeddhadCnn, FedstgCnn, LeNet5, Mlp, Vgg11
 from fedsweep.models.networks.fcn import Fcn
 from fedsweep.models.networks.resnet import FeddhadResNet18, ResNet18
@@ -65,6 +66,15 @@ MODELS: Mapping[str, ModelEntry] = {
         builder=Transformer,
         summary="small causal transformer over tokens",
         source="Vaswani et al., NIPS 2017",
+        classifies=False,
+    ),
+    "vae": ModelEntry(
+        builder=Vae, summary="small variational autoencoder", source="Kingma and Welling, ICLR 2014", classifies=False
+    ),
+    "masked_autoencoder": ModelEntry(
+        builder=MaskedAutoencoder,
+        summary="small autoencoder that does not see a share of its inputs",
+        source="Vincent et al., ICML 2008",
         classifies=False,
     ),
     "fcn": ModelEntry(

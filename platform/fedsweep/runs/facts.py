@@ -84,7 +84,7 @@ def data_facts(experiment: Experiment) -> dict[str, Any]:
     return {
         "input_types": inputs.str if inputs.names is None else inputs.descr,
         "num_classes": data.learned.num_classes,
-        "target_shape": [int(size) for size in data.labels.shape[1:]],
+        "target_shape": [int(size) for size in data.learned.target_shape],
     }
 
 

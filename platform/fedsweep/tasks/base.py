@@ -31,6 +31,8 @@ class Task(Checked, ABC):
         measures: The figures of :meth:`scores` by name and how to read them; the first one leads.
         has_classes: A sample's target is its class, and its outputs are the logits [C].
         skips_padding: A sample with the target -100 does not count in the loss, not even in the mean.
+        of_inputs: What is learned of a sample is the sample: ``targets`` are the inputs that the model gets, and
+            :meth:`check` is asked of the data set's inputs.
         source: Where it comes from; for listings.
 
     Attributes:
@@ -42,6 +44,7 @@ class Task(Checked, ABC):
     measures: ClassVar[Mapping[str, Declaration]] = {}
     has_classes: ClassVar[bool] = False
     skips_padding: ClassVar[bool] = False
+    of_inputs: ClassVar[bool] = False
     source: ClassVar[str] = ""
 
     num_classes: int = 0

@@ -20,6 +20,7 @@ from fedsweep.errors import DataError
 from fedsweep.parameters.ranges import Count
 from fedsweep.tasks.base import Tally, Task, require_integers
 from fedsweep.tasks.declaration import SHARE, Declaration
+from fedsweep.tasks.unlabelled import Generative, SelfSupervised
 
 # What F.cross_entropy leaves out.
 _NO_TARGET = -100
@@ -286,4 +287,6 @@ TASKS: Mapping[str, type[Task]] = {
     "regression": Regression,
     "next_token": NextToken,
     "segmentation": Segmentation,
+    "generative": Generative,
+    "self_supervised": SelfSupervised,
 }

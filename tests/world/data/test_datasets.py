@@ -79,6 +79,7 @@ def test_every_name_has_a_summary_and_a_source() -> None:
         "cifar100",
         "svhn",
         "femnist",
+        "shakespeare",
         "cinic10",
         "tiny_imagenet",
     )

@@ -108,3 +108,68 @@ def test_files_without_samples_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "femnist/train", {"f1": []})
     with pytest.raises(DataError, match="no training or no test samples"):
         load_dataset("femnist", root=str(tmp_path), download=False)
+
+
+# -- Shakespeare -----------------------------------------------------------------------------------------------------
+
+PLAY = "To be, or not to be: that is the question: whether 'tis nobler in the mind to suffer the slings! " * 8
+
+
+def write_lines(folder: Path, users: dict[str, str], name: str = "a.json", **changes: object) -> None:
+    """A LEAF file: each user's text in windows of 80 letters, with the letter that follows each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {
+        user: {"x": [text[k : k + 80] for k in range(len(text) - 80)], "y": list(text[80:])}
+        for user, text in users.items()
+    }
+    counts = [len(text) - 80 for text in users.values()]
+    tree = {"users": list(users), "num_samples": counts, "user_data": data, **changes}
+    (folder / name).write_text(json.dumps(tree))
+
+
+def test_shakespeare_has_letters_roles_and_asks_for_the_next_letter(tmp_path: Path) -> None:
+    write_lines(tmp_path / "shakespeare/train", {"HAMLET": PLAY[:85], "GHOST": PLAY[5:88]})
+    write_lines(tmp_path / "shakespeare/test", {"HAMLET": PLAY[90:172]})
+    assert is_present("shakespeare", root=str(tmp_path))
+    dataset = load_dataset("shakespeare", root=str(tmp_path), download=False)
+    assert (dataset.num_classes, dataset.train.inputs.shape, dataset.test.inputs.shape) == (80, (8, 80), (2, 80))
+
+    def text(ids: np.ndarray) -> str:
+        return "".join(dataset.class_names[k] for k in ids)
+
+    assert [text(row) for row in dataset.train.inputs[:2]] == [PLAY[:80], PLAY[1:81]]
+    assert text(dataset.train.targets[:5, -1]) == PLAY[80:85] and (dataset.train.targets[:, :-1] == -100).all()
+    assert dataset.train.groups is not None and dataset.test.groups is not None
+    assert (dataset.train.groups.tolist(), dataset.test.groups.tolist()) == ([1] * 5 + [0] * 3, [1, 1])
+
+
+def test_shakespeare_without_a_split_leaves_out_what_overlaps(tmp_path: Path) -> None:
+    write_lines(tmp_path / "shakespeare/all_data", {"HAMLET": PLAY, "GHOST": PLAY[:90]})
+    dataset = load_dataset("shakespeare", root=str(tmp_path), download=False)
+    windows = len(PLAY) - 80
+    cut = int(0.8 * windows)
+    assert (len(dataset.train), len(dataset.test)) == (cut + 8, windows - cut - 79)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1", "JSONDecodeError"),
+        ("[" * 100_000, "RecursionError"),
+        ('{"users": ["a"], "user_data": {}}', "KeyError: 'a'"),
+        ('{"users": ["a"], "user_data": {"a": {"x": ["short"], "y": ["b"]}}}', "x must be texts of 80 letters"),
+        ('{"users": ["a"], "user_data": {"a": {"x": [], "y": ["b"]}}}', "x must be texts of 80 letters"),
+        (
+            json.dumps({"users": ["a"], "user_data": {"a": {"x": ["\u00e9" * 80], "y": ["b"]}}}),
+            "none of LEAF's 80 letters",
+        ),
+        ('{"users": [], "user_data": {}}', "hold no training or no test samples"),
+    ],
+)
+def test_a_damaged_file_of_shakespeare_is_one_line(tmp_path: Path, content: str, message: str) -> None:
+    write_lines(tmp_path / "shakespeare/test", {"HAMLET": PLAY[:85]})
+    (tmp_path / "shakespeare/train").mkdir(parents=True)
+    (tmp_path / "shakespeare/train/a.json").write_text(content)
+    with pytest.raises(DataError, match=message) as caught:
+        load_dataset("shakespeare", root=str(tmp_path), download=False)
+    assert "\n" not in str(caught.value)

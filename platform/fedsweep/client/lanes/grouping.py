@@ -142,6 +142,8 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
         return f"what a client trains ({type(submodel).__name__}) changes from step to step"
     if submodel.scales_steps:
         return f"what a client trains ({type(submodel).__name__}) scales its steps value by value"
+    if side.optimizer.groups:
+        return "training.optimizer.groups step parameters in ways of their own"
     apart = [f"term {term.name}" for term in side.terms if not term.in_lanes]
     if not side.objective.in_lanes:
         apart.append(f"objective {type(side.objective).__name__}")

@@ -304,6 +304,14 @@ DATASETS: dict[str, DatasetEntry] = {
         load=leaf.load_femnist,
         is_present=lambda root: leaf.find_femnist(root) is not None,
     ),
+    "shakespeare": DatasetEntry(
+        summary="80 letters of a role, the next one asked for, 80 letters, 1,129 roles; LEAF's JSON files",
+        source="Caldas et al. 2018 (LEAF), after McMahan et al. 2017",
+        sizes=DatasetSizes(train=3_380_926, test=845_232, image_shape=(80,), num_classes=80),
+        load=leaf.load_shakespeare,
+        is_present=lambda root: leaf.find_shakespeare(root) is not None,
+        task="next_token",
+    ),
     "cinic10": DatasetEntry(
         summary="32x32 colour photographs, 10 classes, 90,000 + 90,000",
         source="Darlow et al. 2018",

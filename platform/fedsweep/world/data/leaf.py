@@ -1,8 +1,9 @@
-"""FEMNIST as LEAF's tools write it: JSON files with the samples of each writer.
+"""FEMNIST and Shakespeare as LEAF's tools write them: JSON files with the samples of each writer or role.
 
 Expected below the data folder, in ``femnist``, ``femnist/data`` or ``leaf/data/femnist/data``: the folders ``train``
-and ``test``, or ``all_data`` alone. Each file holds ``users``, ``num_samples`` and ``user_data``, which maps a user to
-``x`` (784 numbers from 0 to 1 per image) and ``y`` (labels 0..61).
+and ``test``, or ``all_data`` alone; ``shakespeare`` likewise. Each file holds ``users``, ``num_samples`` and
+``user_data``, which maps a user to ``x`` (784 numbers from 0 to 1 per image, or 80 letters) and ``y`` (labels 0..61, or
+the letter that comes next).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import re
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,14 @@ from fedsweep.bounded import read_regular
 from fedsweep.errors import DataError
 from fedsweep.streams import Stream
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
-from fedsweep.world.data.record import Dataset, of_bytes
+from fedsweep.world.data.record import Dataset, Samples, of_bytes
 
 _logger = logging.getLogger(__name__)
 _SHARD = re.compile(r"all_data_(\d+)")
-_PLACES = ("femnist", "femnist/data", "leaf/data/femnist/data", ".")
+_PLACES = ("{0}", "{0}/data", "leaf/data/{0}/data")
+# LEAF's, in its order.
+LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
+_WINDOW = 80
 _SIDE = 28
 _LARGEST_BYTES = 2**30
 _TRAIN_SHARE = 0.8
@@ -33,8 +38,20 @@ _TRAIN_SHARE = 0.8
 
 def find_femnist(root: Path) -> Path | None:
     """Return the folder that holds LEAF's ``train`` and ``test``, or ``all_data``; None where there is none."""
-    for place in _PLACES:
-        folder = root / place
+    return _find(root, "femnist") or _find_in([root])
+
+
+def find_shakespeare(root: Path) -> Path | None:
+    """Return the folder that holds LEAF's ``train`` and ``test``, or ``all_data``; None where there is none."""
+    return _find(root, "shakespeare")
+
+
+def _find(root: Path, name: str) -> Path | None:
+    return _find_in([root / place.format(name) for place in _PLACES])
+
+
+def _find_in(folders: list[Path]) -> Path | None:
+    for folder in folders:
         has_split = any((folder / "train").glob("*.json")) and any((folder / "test").glob("*.json"))
         if has_split or any((folder / "all_data").glob("*.json")):
             return folder
@@ -69,6 +86,82 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
     return of_bytes("femnist", arrays, pixels=((0.9614,), (0.1634,)), class_names=class_names)
 
 
+def load_shakespeare(root: Path, *, download: bool) -> Dataset:
+    """Load Shakespeare, 80 letters in, the next one of 80 asked for, each sample with its role, of the test too.
+
+    Where ``train`` and ``test`` are there, LEAF's split is used; where only ``all_data`` is, the first 80 % of a role's
+    windows are for training and, after the 79 that overlap with them, the rest for testing.
+
+    Source: Caldas et al. 2018 (LEAF), after McMahan et al. 2017.
+
+    Raises:
+        DataError: the files are not there (they have to be made with LEAF's scripts, ``download`` changes nothing), or
+            one is damaged.
+    """
+    folder = find_shakespeare(root)
+    if folder is None:
+        raise DataError(
+            f"data set 'shakespeare' is not under {root}; clone https://github.com/TalwalkarLab/leaf, run "
+            "data/shakespeare/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, and copy data/shakespeare/data/train and "
+            f"data/shakespeare/data/test (or all_data) to {root / 'shakespeare'}; fedsweep does not download it"
+        )
+    has_split = any((folder / "train").glob("*.json"))
+    parts = ("train", "test") if has_split else ("all_data",)
+    sources = [file for part in parts for file in sorted((folder / part).glob("*.json"))]
+    arrays = cached_arrays("shakespeare", sources=sources, decode=lambda: _decode_lines(folder, parts))
+
+    def samples(part: str) -> Samples:
+        targets = np.full(arrays[f"{part}_inputs"].shape, -100, np.int16)  # the last position alone is asked for
+        targets[:, -1] = arrays[f"{part}_targets"]
+        return Samples(inputs=arrays[f"{part}_inputs"], targets=targets, groups=arrays[f"{part}_groups"])
+
+    return Dataset(
+        name="shakespeare",
+        train=samples("train"),
+        test=samples("test"),
+        num_classes=len(LETTERS),
+        class_names=tuple(LETTERS),
+    )
+
+
+def _decode_lines(folder: Path, parts: tuple[str, ...]) -> Arrays:
+    read = [_read_part(folder / part, _read_lines, "Shakespeare") for part in parts]
+    if len(read) == 1:
+        inputs, letters, roles = read[0]
+        places = [np.flatnonzero(roles == role) for role in dict.fromkeys(roles.tolist())]
+        cuts = [int(_TRAIN_SHARE * len(own)) for own in places]
+        train = np.concatenate([own[:cut] for own, cut in zip(places, cuts, strict=True)] or [np.empty(0, np.int64)])
+        test = np.concatenate(
+            [own[cut + _WINDOW - 1 :] for own, cut in zip(places, cuts, strict=True)] or [np.empty(0, np.int64)]
+        )
+        read = [(inputs[index], letters[index], roles[index]) for index in (train, test)]
+    names = np.unique(np.concatenate([roles for _, _, roles in read]))
+    if not all(len(letters) for _, letters, _ in read):
+        raise DataError(f"{folder}: the JSON files hold no training or no test samples")
+    arrays: Arrays = {}
+    for part, (inputs, letters, roles) in zip(("train", "test"), read, strict=True):
+        arrays[f"{part}_inputs"], arrays[f"{part}_targets"] = inputs, letters
+        arrays[f"{part}_groups"] = np.searchsorted(names, roles).astype(np.int64)
+    return arrays
+
+
+def _read_lines(data: dict[str, Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    windows, following = list(data["x"]), list(data["y"])
+    if len(windows) != len(following) or not all(
+        isinstance(x, str) and len(x) == _WINDOW and isinstance(y, str) and len(y) == 1
+        for x, y in zip(windows, following, strict=True)
+    ):
+        raise ValueError(f"x must be texts of {_WINDOW} letters, y as many single letters")
+    text = "".join(windows) + "".join(following)
+    if others := sorted({*text} - {*LETTERS}):
+        raise ValueError(f"{others[0]!r} is none of LEAF's {len(LETTERS)} letters")
+    ids = np.zeros(128, np.uint8)
+    ids[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
+    numbers = ids[np.frombuffer(text.encode("ascii"), np.uint8)]
+    end = _WINDOW * len(windows)
+    return numbers[:end].reshape(-1, _WINDOW), numbers[end:]
+
+
 def _warn_of_gaps(folder: Path, parts: tuple[str, ...]) -> None:
     """Warn of missing files, which LEAF numbers from 0: a copy that was cut short trains on fewer writers."""
     for part in parts:
@@ -85,9 +178,9 @@ def _warn_of_gaps(folder: Path, parts: tuple[str, ...]) -> None:
 
 
 def _decode(folder: Path, parts: tuple[str, ...]) -> Arrays:
-    images, labels, writers = _read_part(folder / parts[0])
+    images, labels, writers = _read_part(folder / parts[0], _read_user, "FEMNIST")
     if len(parts) == 2:
-        test_images, test_labels, _ = _read_part(folder / parts[1])
+        test_images, test_labels, _ = _read_part(folder / parts[1], _read_user, "FEMNIST")
     else:
         order = np.argsort(Stream(("femnist-split",)).numpy().random(len(labels)), kind="stable")
         num_train = int(_TRAIN_SHARE * len(labels))
@@ -106,22 +199,23 @@ def _decode(folder: Path, parts: tuple[str, ...]) -> Arrays:
     }
 
 
-def _read_part(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.str_]]:
-    """Read all samples of a folder, in the order of file names, then of users."""
-    images: list[NDArray[np.uint8]] = [np.empty((0, 1, _SIDE, _SIDE), np.uint8)]
-    labels: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    writers: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
+def _read_part(
+    folder: Path, read_user: Callable[[dict[str, Any]], tuple[NDArray[Any], NDArray[Any]]], what: str
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.str_]]:
+    """Read all samples of a folder, in the order of file names, then of users: inputs, labels, names of users."""
+    inputs, labels = ([part] for part in read_user({"x": [], "y": []}))
+    users: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
     for path in with_progress(sorted(folder.glob("*.json")), label=f"reading {folder.name}"):
         try:
             content = json.loads(read_regular(path, max_bytes=_LARGEST_BYTES, follow=True))
             for user in content["users"]:
-                user_images, user_labels = _read_user(content["user_data"][user])
-                images.append(user_images)
-                labels.append(user_labels)
-                writers.append(np.full(len(user_labels), str(user)))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a LEAF file of FEMNIST ({type(error).__name__}: {error})") from error
-    return np.concatenate(images), np.concatenate(labels), np.concatenate(writers)
+                own_inputs, own_labels = read_user(content["user_data"][user])
+                inputs.append(own_inputs)
+                labels.append(own_labels)
+                users.append(np.full(len(own_labels), str(user)))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{path} is not a LEAF file of {what} ({type(error).__name__}: {error})") from error
+    return np.concatenate(inputs), np.concatenate(labels), np.concatenate(users)
 
 
 def _read_user(data: dict[str, Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

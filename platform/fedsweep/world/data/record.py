@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedsweep.errors import DataError
 Array = NDArray[Any]
 # What inputs and targets may be: bool, integers, floats of up to 64 bits.
 _KINDS = "buif"
+_NO_TARGETS = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,8 @@ class Samples:
     Attributes:
         inputs: ``[S, ...]`` of integers, floats or bool; or several such arrays by name, which the model gets by
             keyword (they become one structured array). Text of several lengths is padded, with a mask beside it.
-        targets: ``[S, ...]``, integers or floats: what the task makes of them, it checks.
+        targets: ``[S, ...]``, integers or floats: what the task makes of them, it checks. Left out or None: there are
+            none, and they become ``[S, 0]``.
         groups: ``[S]``, each sample's natural client (writer, speaker, hospital), >= 0; None where there is none.
         strata: ``[S]``, >= 0: what partitions by class go by; None: what the task makes of the targets.
 
@@ -99,7 +101,7 @@ class Samples:
     """
 
     inputs: Array
-    targets: Array
+    targets: Array = field(default_factory=lambda: _NO_TARGETS)
     groups: NDArray[np.int64] | None = None
     strata: NDArray[np.int64] | None = None
 
@@ -108,7 +110,11 @@ class Samples:
         inputs: Any = self.inputs
         packed = _packed(inputs) if isinstance(inputs, Mapping) else _array(inputs, "inputs")
         object.__setattr__(self, "inputs", packed)
-        object.__setattr__(self, "targets", _array(self.targets, "targets"))
+        targets: Any = self.targets
+        if targets is None or targets is _NO_TARGETS:
+            targets = np.empty((len(packed), 0), np.float32)
+        is_none = isinstance(targets, np.ndarray) and targets.shape[1:] == (0,)
+        object.__setattr__(self, "targets", targets if is_none else _array(targets, "targets"))
         if len(self.targets) != len(packed):
             raise DataError(f"targets must be one per sample ({len(packed)}), but are {len(self.targets)}")
         for name in ("groups", "strata"):
