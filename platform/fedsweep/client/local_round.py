@@ -259,23 +259,23 @@ class LocalRound:
         self.model.receive(anchor)
         self.steps.broadcast = broadcast
         self.model.see(self.model.vector)
-        told = self._measure(probes)
-        return {**self._extras, **told}
+        passes = self._measure(probes)
+        return {**self._extras, **passes}
 
     def _measure(self, probes: Sequence[Probe]) -> Payload:
         """Keep what the probes measure; returns what they took, of those that tell it."""
-        told: dict[str, Tensor] = {}
+        passes: dict[str, Tensor] = {}
         when = OnClient(self.facts.client, self.facts.round)
         for probe in (probe for probe in probes if probe.asks(self.facts.client)):
             view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
             answer = dict(ask(probe, "measure", view, when=when))
             if PASSES_TAKEN in answer:
-                told[f"{probe.name}/{PASSES_TAKEN}"] = answer.pop(PASSES_TAKEN)
+                passes[f"{probe.name}/{PASSES_TAKEN}"] = answer.pop(PASSES_TAKEN)
             self._keep_extras(probe.name, answer)
-            self._add_probed(float(told.get(f"{probe.name}/{PASSES_TAKEN}", probe.passes)))
+            self._add_probed(float(passes.get(f"{probe.name}/{PASSES_TAKEN}", probe.passes)))
         # A probe may have run backward passes; what it left must not reach the next step.
         self.model.slot.gradient.zero_()
-        return told
+        return passes
 
     @cached_property
     def _inputs(self) -> Any:

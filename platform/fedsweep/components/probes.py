@@ -104,14 +104,14 @@ class Probe(Checked, ABC):
 
 def sent_of(answer: Payload, probes: Sequence[Probe]) -> Payload:
     """Return what a client sends of its answer to these probes."""
-    told = {f"{probe.name}/{PASSES_TAKEN}" for probe in probes}
-    return {name: tensor for name, tensor in answer.items() if name not in told}
+    unsent = {f"{probe.name}/{PASSES_TAKEN}" for probe in probes}
+    return {name: tensor for name, tensor in answer.items() if name not in unsent}
 
 
 def passes_taken(answer: Payload, probes: Sequence[Probe]) -> dict[str, float]:
     """Return what the probes took that tell it in a client's answer, by their names; see :attr:`Probe.passes`."""
-    told = {probe.name: answer.get(f"{probe.name}/{PASSES_TAKEN}") for probe in probes}
-    return {name: float(tensor) for name, tensor in told.items() if tensor is not None}
+    taken = {probe.name: answer.get(f"{probe.name}/{PASSES_TAKEN}") for probe in probes}
+    return {name: float(tensor) for name, tensor in taken.items() if tensor is not None}
 
 
 class ClientTest(Probe):

@@ -133,12 +133,12 @@ def server_s(flops: float) -> float:
 
 
 def probed_samples(
-    experiment: Experiment, probes: tuple[Probe, ...], told: Mapping[int, Mapping[str, float]] = MappingProxyType({})
+    experiment: Experiment, probes: tuple[Probe, ...], taken: Mapping[int, Mapping[str, float]] = MappingProxyType({})
 ) -> dict[int, float]:
     """Return forward passes of one sample that each client takes for these measurements, at most where none tells."""
 
     def passes(client: int) -> float:
-        own = told.get(client, {})
+        own = taken.get(client, {})
         return sum(own.get(probe.name, probe.passes) for probe in probes if probe.asks(client))
 
     return {p.client: p.num_samples * passes(p.client) for p in experiment.world.profiles}

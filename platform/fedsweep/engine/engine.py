@@ -161,9 +161,9 @@ class Engine:
         everybody = range(len(self.experiment.world.profiles))
         clients = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
         answers = self.fleet.measure(Question(clients=clients, probes=probes), vector, {})
-        told = {client: passes_taken(answer, probes) for client, answer in answers.items()}
+        taken = {client: passes_taken(answer, probes) for client, answer in answers.items()}
         answers = {client: sent_of(answer, probes) for client, answer in answers.items()}
-        probed.update(probed_samples(self.experiment, probes, told))
+        probed.update(probed_samples(self.experiment, probes, taken))
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             # One model, however many probes look at it.
