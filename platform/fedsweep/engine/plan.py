@@ -188,7 +188,9 @@ class Planner:
             samples = self._samples(classes) if classes else self._clients.num_samples
             if world.availability is not None:
                 present = self._present(world.availability, state, round)
-            available = self._with_samples(present, samples)
+            # Under drift a client may have no sample of its classes.
+            have_all = present is self._everybody and bool(np.all(samples))
+            available = present if have_all else tuple(k for k in present if samples[k])
         context = RoundContext(
             round=round,
             available=available,
@@ -216,11 +218,6 @@ class Planner:
         # Ascending from here on, for the order of all sums; `drawn` has the order in which they were chosen.
         work = {k: self._work(k, int(samples[k]), classes.get(k)) for k in sorted(cohort)}
         return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
-
-    def _with_samples(self, present: Sequence[int], samples: np.ndarray) -> Sequence[int]:
-        """Return who is there and has data: under drift a client may have no sample of its classes."""
-        has_all = present is self._everybody and bool(np.all(samples))
-        return present if has_all else tuple(k for k in present if samples[k])
 
     def _drawn_round(self, classes: Mapping[int, tuple[int, ...]], state: RunState) -> DrawnRound:
         world, seed = self._experiment.world, self._experiment.seed

@@ -42,6 +42,7 @@ def run_view(
         "comm_ratio": [ratio] * rounds,
         "bytes_up": [100] * rounds,
         "bytes_down": [100] * rounds,
+        "total_bytes": [200 * (round + 1) for round in range(rounds)],
         "cohort": [[0, 1, 2]] * rounds,
         "attendees": [[0, 1, 2]] * rounds,
         "present": [None] * rounds,
