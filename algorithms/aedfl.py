@@ -6,6 +6,7 @@ with heterogeneous devices. SDM, arXiv:2312.10935.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -116,7 +117,7 @@ def _mixed(client: int, done: Sequence[int], graph: Graph) -> Merge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreshNeighbours(Weighting):
+class NeighbourWeighting(Weighting):
     """The graph's weights, shifted from neighbours that are behind to those that are not.
 
     A neighbour with s rounds of training fewer counts ``(1 + s) ** -exponent``, one that is more than ``patience``
@@ -154,12 +155,20 @@ class FreshNeighbours(Weighting):
         others = max(1, len(updates) - 1)
         return weights_M, {**state, "trained": trained, "last": last, "behind": sum(behind) / others}
 
+    @abstractmethod
     def factors(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> Sequence[float]:
         """Return what each model counts beside that, up to a common factor."""
-        return [1.0] * len(updates)
 
     def report(self, state: State) -> ComponentReport:
         return ComponentReport(metrics={"rounds_behind": state["behind"]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshNeighbours(NeighbourWeighting):
+    """Weights that follow the graph and how far behind neighbours are, and nothing else."""
+
+    def factors(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> Sequence[float]:
+        return [1.0] * len(updates)
 
 
 @with_card(

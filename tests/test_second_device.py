@@ -31,9 +31,10 @@ READS_IN_ITS_BEGINNING = {
     "feddst": "which weights are masked",
     "fedas": "whether a client has been there before",
     "augfl": "which samples are augmented",
+    "ifca": "which cluster's model fits best",
 }
 # Their clients do not go together; each says why.
-ALONE = ("fedmix", "fedktl")
+ALONE = ("fedmix", "fedktl", "dfedavgm", "aedfl_feddhad")
 FAKE = [name for name in METHODS if name not in READS_IN_ITS_BEGINNING]
 # The lazy device itself refuses a type that it made up ("expected scalar type Float but found Double").
 NOT_LAZY = ("fedgen", "fedmix", "moon")

@@ -39,14 +39,13 @@ from fedsweep.components import (
     unit_submodel,
 )
 
-from ..aedfl import FreshNeighbours, OwnPace, aedfl
+from ..aedfl import NeighbourWeighting, OwnPace, aedfl
 from .degrees import degree_gradients, degrees, divergences, label_counts_of, pulls
 from .dropout_rates import device_dropout, drawn_units, rates_of_round, scales_in, target_time
-from .fedad import AdaptiveDropout, device_time
+from .fedad import UnitDropout, device_time
 from .unit_scores import UnitScores, maskable_groups
 
 _NAME = "aedfl_feddhad"
-_NOT_ASKED = ("scores", "name", "check_every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class OwnScores(UnitScores):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnDropout(AdaptiveDropout):
+class OwnDropout(UnitDropout):
     """FedAD without a server: each device scores its units and draws its sub-model by itself.
 
     It draws when it begins its training, and trains the whole model where it takes scores; before its first ones all
@@ -83,9 +82,14 @@ class OwnDropout(AdaptiveDropout):
 
     def init(self, context: ServerContext) -> State:
         """Return the state before any score; errors are those of FedAD."""
-        macs = super().init(context)["macs"]
         number = context.num_clients
-        return {"macs": macs, "trained": [0] * number, "scores": {}, "drawn": {}, "rates": rates_of_round([], [])}
+        return {
+            "macs": self._macs(context),
+            "trained": [0] * number,
+            "scores": {},
+            "drawn": {},
+            "rates": rates_of_round([], []),
+        }
 
     def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
         return () if self.base_rate else ("base_rate=0: devices train the whole model, as in AEDFL",)
@@ -149,7 +153,7 @@ class OwnDropout(AdaptiveDropout):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DegreesOfNeighbours(FreshNeighbours):
+class DegreesOfNeighbours(NeighbourWeighting):
     """AEDFL's weights, of neighbours by samples over a non-IID degree, which each device learns of each neighbour.
 
     ``D_ij = max(v_ij JS_j + b_ij, floor)``. When device i mixes, it takes a gradient step on its v and b, with the
@@ -271,9 +275,7 @@ def _gradient_on_the_way(update: ClientUpdate, sync: SyncContext) -> Tensor | No
         small={"base_rate": 0.4, "refresh": [2], "device_rate": "printed"},
     )
 )
-@takes(
-    DegreesOfNeighbours, FreshNeighbours, OwnDropout, AdaptiveDropout, UnitScores, but=("scores", "name", "check_every")
-)
+@takes(DegreesOfNeighbours, NeighbourWeighting, OwnDropout, UnitDropout, UnitScores, but=("scores", "name"))
 def aedfl_feddhad(**parameters: Any) -> FederatedMethod:
     """AEDFL whose devices weigh their neighbours as FedDH does and train sub-models as in FedAD.
 
@@ -290,7 +292,7 @@ def aedfl_feddhad(**parameters: Any) -> FederatedMethod:
         reference: The device whose time the others are measured by: largest (data set) or slowest, of those there.
     """
     own = parameters_of(OwnDropout, parameters)
-    rounds, _ = own.pop("refresh"), own.pop("patience")  # which is AEDFL's here
+    rounds = own.pop("refresh")
     scores = UnitScores(**parameters_of(UnitScores, parameters))
     return dataclasses.replace(
         aedfl(),

@@ -69,11 +69,8 @@ _WHOLE = "clients train the whole model, as in FedAvg"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveDropout(SubModelPolicy):
-    """Sub-models of units drawn by rates that follow unit scores, curvature and device times.
-
-    Rates are 0 until the first refresh. In rounds that measure, devices get the full model. A refresh sets the base
-    rate, the unit scores and the time to which devices are levelled.
+class UnitDropout(SubModelPolicy):
+    """Sub-models of units that are drawn by rates which follow unit scores and device times.
 
     Attributes:
         base_rate: Mean dropout rate of the reference device: a number, or hessian: from the gaps between the curvatures
@@ -82,10 +79,6 @@ class AdaptiveDropout(SubModelPolicy):
             the cap decides.
         device_rate: balanced: slow devices drop more, so that all take about as long; printed: the paper's formulas to
             the letter, where the fastest drops most. Without scenario.devices every device has the base rate.
-        refresh: When scores and rates are measured anew: trigger (when the scores settle) or a list of rounds, in which
-            the devices train the full model.
-        check_every: Rounds between two checks of the trigger.
-        patience: Checks in a row without a smaller change of the scores before the first refresh.
         unit_rate_cap: Largest rate of one unit; what exceeds it is handed to the others. 0.5: multipliers of at most 2.
         reference: The device whose time the others are measured by: largest (data set) or slowest.
         softmax_over: Units that share a mean rate: kind (all filters, all neurons, all attention heads) or layer.
@@ -97,24 +90,11 @@ class AdaptiveDropout(SubModelPolicy):
             else activation. The first three compute the same at a round's start. incoming and split need ReLU without
             norms, and SGD.
         scores: How units are scored.
-
-    Source: FedDHAD, section on FedAD. Reading: the trigger compares the scores' change from check to check: the first
-    refresh comes after ``patience`` checks in a row whose change has not fallen, later ones at each check whose change
-    has. With ``"hessian"`` and the trigger the curvature is measured, and the scores anew, in the round after the check
-    that asked for it: only then does the server know. Without simulated devices all count as equally fast, so every
-    device has the base rate. Reading: the paper's "generate the sub model using the mask variables" can mean
-    multipliers on activations, or in the weights that are sent: the same forward pass with smaller steps. Dividing them
-    out on return is ours; without it the weights would grow from round to round.
-    Reading: attention heads are a kind of their own beside filters and neurons, each kind with the device's mean rate;
-    a head is left out with its query, key and value, and its multiplier acts on its output before the projection.
     """
 
     base_rate: BaseRate = "hessian"
     base_rate_cap: BelowOne = 0.5
     device_rate: DeviceRate = "balanced"
-    refresh: Refresh = "trigger"
-    check_every: Count = 10
-    patience: Count = 3
     unit_rate_cap: BelowOne = 0.5
     reference: Reference = "largest"
     softmax_over: SoftmaxOver = "kind"
@@ -129,13 +109,73 @@ class AdaptiveDropout(SubModelPolicy):
                 "0 <= base_rate <= base_rate_cap must hold, but got"
                 f" base_rate={self.base_rate}, base_rate_cap={self.base_rate_cap}; lower method.base_rate"
             )
-        rounds = () if self.refresh == "trigger" else self.refresh
-        if any(low >= high for low, high in pairwise((0, *rounds))):
-            raise ConfigError(f"method.refresh must be rounds in ascending order from 1, but got {list(rounds)}")
 
     @property
     def scales_steps(self) -> bool:
         return bool(self.base_rate) and self.multiplier in ("incoming", "split")
+
+    def _macs(self, context: ServerContext) -> int:
+        """Return forward multiply-adds of a sample; 0 where no unit is ever left out.
+
+        Raises:
+            ConfigError: The network lists no units that can be left out, or none whose weights can bear the multiplier.
+        """
+        if not self.base_rate:
+            return 0
+        if not maskable_groups(context.model):
+            raise no_units(context.model, method="fedad")
+        scales_in(self.multiplier, context.model)
+        return fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
+
+    def _unit_rates(self, groups: Sequence[UnitGroup], scores_U: Tensor, rate: float) -> dict[str, np.ndarray]:
+        """Return each group's rates [size]."""
+        parts = np.split(scores_U.numpy(), np.cumsum([group.size for group in groups])[:-1])
+        together: dict[str, list[int]] = {}
+        for number, group in enumerate(groups):
+            together.setdefault(group.kind if self.softmax_over == "kind" else group.name, []).append(number)
+        rates: dict[str, np.ndarray] = {}
+        for members in together.values():
+            joined = np.concatenate([parts[number] for number in members])
+            joined_rates = unit_rates(joined, rate, cap=self.unit_rate_cap, temperature=self.temperature)
+            for number in members:
+                size = groups[number].size
+                rates[groups[number].name], joined_rates = joined_rates[:size], joined_rates[size:]
+        return rates
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveDropout(UnitDropout):
+    """Sub-models of units drawn by rates that follow unit scores, curvature and device times.
+
+    Rates are 0 until the first refresh. In rounds that measure, devices get the full model. A refresh sets the base
+    rate, the unit scores and the time to which devices are levelled.
+
+    Attributes:
+        refresh: When scores and rates are measured anew: trigger (when the scores settle) or a list of rounds, in which
+            the devices train the full model.
+        check_every: Rounds between two checks of the trigger.
+        patience: Checks in a row without a smaller change of the scores before the first refresh.
+
+    Source: FedDHAD, section on FedAD. Reading: the trigger compares the scores' change from check to check: the first
+    refresh comes after ``patience`` checks in a row whose change has not fallen, later ones at each check whose change
+    has. With ``"hessian"`` and the trigger the curvature is measured, and the scores anew, in the round after the check
+    that asked for it: only then does the server know. Without simulated devices all count as equally fast, so every
+    device has the base rate. Reading: the paper's "generate the sub model using the mask variables" can mean
+    multipliers on activations, or in the weights that are sent: the same forward pass with smaller steps. Dividing them
+    out on return is ours; without it the weights would grow from round to round.
+    Reading: attention heads are a kind of their own beside filters and neurons, each kind with the device's mean rate;
+    a head is left out with its query, key and value, and its multiplier acts on its output before the projection.
+    """
+
+    refresh: Refresh = "trigger"
+    check_every: Count = 10
+    patience: Count = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rounds = () if self.refresh == "trigger" else self.refresh
+        if any(low >= high for low, high in pairwise((0, *rounds))):
+            raise ConfigError(f"method.refresh must be rounds in ascending order from 1, but got {list(rounds)}")
 
     def init(self, context: ServerContext) -> State:
         """Return the state before any score, with all rates 0.
@@ -143,14 +183,8 @@ class AdaptiveDropout(SubModelPolicy):
         Raises:
             ConfigError: The network lists no units that can be left out, or none whose weights can bear the multiplier.
         """
-        macs = 0
-        if self.base_rate:
-            if not maskable_groups(context.model):
-                raise no_units(context.model, method="fedad")
-            scales_in(self.multiplier, context.model)
-            macs = fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
         return {
-            "macs": macs,
+            "macs": self._macs(context),
             "scores": None,
             "base_rate": 0.0,
             "raw_base_rate": 0.0,
@@ -291,21 +325,6 @@ class AdaptiveDropout(SubModelPolicy):
         samples = [context.profiles[k].num_samples for k in context.cohort]
         return submodels, {**state, "rates": rates_of_round(device_rates, samples)}
 
-    def _unit_rates(self, groups: Sequence[UnitGroup], scores_U: Tensor, rate: float) -> dict[str, np.ndarray]:
-        """Return each group's rates [size]."""
-        parts = np.split(scores_U.numpy(), np.cumsum([group.size for group in groups])[:-1])
-        together: dict[str, list[int]] = {}
-        for number, group in enumerate(groups):
-            together.setdefault(group.kind if self.softmax_over == "kind" else group.name, []).append(number)
-        rates: dict[str, np.ndarray] = {}
-        for members in together.values():
-            joined = np.concatenate([parts[number] for number in members])
-            joined_rates = unit_rates(joined, rate, cap=self.unit_rate_cap, temperature=self.temperature)
-            for number in members:
-                size = groups[number].size
-                rates[groups[number].name], joined_rates = joined_rates[:size], joined_rates[size:]
-        return rates
-
     def report(self, state: State) -> ComponentReport:
         """Return the rates: base (as used and as measured), those of the round's devices; refreshes so far."""
         return ComponentReport(
@@ -357,7 +376,7 @@ def scores_up(*, units: int, round: int, refresh: Refresh, check_every: int) -> 
         small={"base_rate": 0.4, "refresh": [1]},
     )
 )
-@takes(AdaptiveDropout, UnitScores, but=("scores", "name"))
+@takes(AdaptiveDropout, UnitDropout, UnitScores, but=("scores", "name"))
 def fedad(**parameters: Any) -> FederatedMethod:
     """FedAvg on sub-models: units that do little are left out at random, more of them on slow devices."""
     own = parameters_of(AdaptiveDropout, parameters)

@@ -72,7 +72,7 @@ SLOWER = tuple(tiny_device(speed, bits_per_s=2e4) for speed in (3e3, 1e4, 5e4))
 # What would have been learned elsewhere nobody knows: masks and rates follow training, arrivals the devices.
 TRAINED, ELSEWHERE = "what was trained has a say in this method's plan", "on these devices other clients would have"
 REFUSED = {
-    **dict.fromkeys(("prunefl", "feddst", "fedad", "feddhad"), TRAINED),
+    **dict.fromkeys(("prunefl", "feddst", "fedad", "feddhad", "aedfl_feddhad"), TRAINED),
     **dict.fromkeys(("fedasync", "fedbuff", "aedfl"), ELSEWHERE),
 }
 

@@ -204,13 +204,14 @@ def test_clients_carry_budgets_and_devices(tmp_path: Path) -> None:
     links = {"down_bits_per_s": 2e6, "up_bits_per_s": 1e6, "down_latency_s": 0.0, "up_latency_s": 0.25}
     device = DeviceProfile(flops_per_s=1e9, overhead_s=0.5, **links)
     first, second = profiles_of([[1], [1]])
-    profiles = [replace(first, device=device, capability=0.5), second]
+    profiles = [replace(first, device=device, capability=0.5), replace(second, device=replace(device, flops_per_s=2e9))]
     folder.write_table("clients.parquet", clients_table(profiles, [None, 7]))
     table = folder.read_clients().to_pydict()
     assert table["budget_values"] == [None, 7.0] and table["capability"] == [0.5, 1.0]
-    assert table["flops_per_s"] == [1e9, None] and table["overhead_s"] == [0.5, None]
-    assert table["down_bits_per_s"] == [2e6, None] and table["up_bits_per_s"] == [1e6, None]
-    assert table["down_latency_s"] == [0.0, None] and table["up_latency_s"] == [0.25, None]
+    assert table["flops_per_s"] == [1e9, 2e9] and table["overhead_s"] == [0.5, 0.5]
+    assert table["down_bits_per_s"] == [2e6] * 2 and table["up_bits_per_s"] == [1e6] * 2
+    assert table["down_latency_s"] == [0.0] * 2 and table["up_latency_s"] == [0.25] * 2
+    assert clients_table([first, second]).column("flops_per_s").to_pylist() == [None, None]
 
 
 def test_a_table_of_something_else_is_no_table_of_clients(tmp_path: Path) -> None:

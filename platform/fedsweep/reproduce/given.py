@@ -26,7 +26,7 @@ RUNS_FILE = "runs.json"
 _FORMAT, _VERSION = "fedsweep runs", 1
 _MOST_BYTES, _MOST_CELLS = 2**25, 10_000_000
 # What follows from other columns, or says nothing of the run.
-_LEFT_OUT = frozenset({"best_accuracy", "total_bytes", "timestamp_ms"})
+_LEFT_OUT = frozenset({"best_accuracy", "timestamp_ms"})
 
 _Cell = int | float | Literal["nan", "inf", "-inf"] | None
 
