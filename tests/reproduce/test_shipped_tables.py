@@ -22,7 +22,7 @@ from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 # Beside the columns of rounds.parquet: keys of result.json, and what is made of a column.
 _OF_RESULTS = {"total_bytes", "best_test_accuracy", "registration_bytes", "peak_memory_mb", "rounds", "group_size"}
 # Tasks report them beside accuracy.
-_OF_TASKS = {"perplexity"}
+_OF_TASKS = {"perplexity", "token_accuracy"}
 # What DynaFed reports of its synthesis, and the like; such figures are columns of its runs alone.
 _OF_METHODS = ("synthesis_", "mean_staleness", "personal_accuracy", "client_accuracy")
 _COSTS = {"comm_ratio", "comm_cost", "kl_divergence", "group_size"}
