@@ -15,7 +15,7 @@ import fedsweep
 from fedsweep.errors import ResourceError
 from fedsweep.runs.find import find_runs
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(600)]
 TinySweep = Callable[..., dict[str, Any]]
 WATCH = """
 import json, ray

@@ -20,7 +20,7 @@ from fedsweep.errors import ResourceError
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(600)]
 TinySweep = Callable[..., dict[str, Any]]
 LONG = {"rounds": 20, "cohort_size": 2, "local_steps": 100}
 # Two client actors with a quarter of a (counted) GPU each; a node has room for two such trials.

@@ -91,6 +91,7 @@ def test_a_sweep_whose_driver_is_killed_twice_ends_as_if_it_had_not(tmp_path: Pa
     assert statuses(tmp_path) == ["FINISHED"] * 4
 
 
+@pytest.mark.exhaustive
 def test_a_search_whose_driver_is_killed_proposes_only_what_is_left(
     store: Path, tmp_path: Path, tiny: Callable[..., dict[str, Any]]
 ) -> None:
