@@ -69,6 +69,7 @@ def test_actors_give_the_bits_of_one_process(name: str, pool: Pool) -> None:
         assert played.differs(subject) == [], actors
 
 
+@pytest.mark.exhaustive
 def test_an_actor_that_dies_after_the_first_round_changes_no_bit_of_any_method(pool: Pool) -> None:
     runs = {name: Played(pool, subject_of(name).world(), 2).on(rounds=1) for name in METHODS}
     ray.kill(pool.hosts[0])  # where clients are laid first
