@@ -1,6 +1,6 @@
 """Writes docs/configuration.md from the schema and the registries, docs/methods.md from the methods' cards.
 
-python scripts/make_config_docs.py          writes the pages and README.md's table of methods
+python scripts/make_config_docs.py          writes both pages
 python scripts/make_config_docs.py --check  exit code 1 where one of them is out of date
 """
 
@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedsweep.card import SYMBOLS
-from fedsweep.catalog import built_in_card, method_builder
+from fedsweep.catalog import built_in_card
 from fedsweep.commands.listing.method_description import MethodFacts, method_facts
 from fedsweep.config.base import Component, Section
 from fedsweep.config.communication import Planner
@@ -38,9 +38,6 @@ _Kind = TypeVar("_Kind", bound=BaseModel)
 _ROOT = Path(__file__).resolve().parent.parent
 PAGE = _ROOT / "docs" / "configuration.md"
 METHODS_PAGE = _ROOT / "docs" / "methods.md"
-README = _ROOT / "README.md"
-
-_START, _END = "<!-- methods: made by scripts/make_config_docs.py -->", "<!-- end of methods -->"
 
 _TOP = """\
 <!-- Made by scripts/make_config_docs.py from the schema; changes here are lost. -->
@@ -273,24 +270,13 @@ _PARTS_BELOW: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def readme() -> str:
-    """README.md with its table of methods brought up to date."""
-    before, _, rest = README.read_text().partition(_START)
-    _, _, after = rest.partition(_END)
-    lines = ["| method | what it does | source | status |", "|---|---|---|---|"]
-    for name in TABLES["method"].names():
-        summary = first_paragraph(method_builder(name)).rstrip(".")
-        lines.append(f"| `{name}` | {summary} | {built_in_card(name).source} | available |")
-    return f"{before}{_START}\n" + "\n".join(lines) + f"\n{_END}{after}"
-
-
 def main() -> int:
     """Write the files, or check them."""
-    parser = argparse.ArgumentParser(description="Write docs/configuration.md, docs/methods.md and README.md's table.")
+    parser = argparse.ArgumentParser(description="Write docs/configuration.md and docs/methods.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is out of date")
     is_check = parser.parse_args().check
     old = []
-    for path, text in ((PAGE, page()), (METHODS_PAGE, methods_page()), (README, readme())):
+    for path, text in ((PAGE, page()), (METHODS_PAGE, methods_page())):
         if is_check and (not path.is_file() or path.read_text() != text):
             old.append(path.name)
         elif not is_check:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,10 @@ def test_the_page_of_methods_says_what_the_cards_say(pages: Any, script: Any) ->
         assert f"| [`{name}`](#{name})<br>" in text and f"\n## {name}\n" in text
 
 
-def test_the_table_of_methods_in_the_readme_is_up_to_date(pages: Any, script: Any) -> None:
-    assert (pages.root / "README.md").read_text() == script.readme(), OUT_OF_DATE
-    assert "| `fedavg` |" in script.readme()
+def test_the_readme_names_every_method_once(pages: Any) -> None:
+    _, _, section = (pages.root / "README.md").read_text().partition("\n## Methods\n")
+    table = "\n".join(line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|"))
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(METHODS)
 
 
 def test_every_key_of_the_schema_is_on_the_page(pages: Any, script: Any) -> None:
@@ -57,8 +58,6 @@ def test_the_check_fails_where_a_file_differs(
 ) -> None:
     monkeypatch.setattr(script, "PAGE", tmp_path / "configuration.md")
     monkeypatch.setattr(script, "METHODS_PAGE", tmp_path / "methods.md")
-    shutil.copy(script.README, tmp_path / "README.md")
-    monkeypatch.setattr(script, "README", tmp_path / "README.md")
     monkeypatch.setattr(sys, "argv", ["make_config_docs.py", "--check"])
     assert script.main() == 1
     assert "out of date: configuration.md, methods.md;" in capsys.readouterr().err
