@@ -340,8 +340,9 @@ class RoundRecord:
     ``total_bytes`` counts both ways, from before round 1 up to and with the round; ``best_accuracy`` is that of all
     tests so far. ``staleness`` (None where no work outlasts its round)
     is, for each attendee, how often the server's model changed since it received the one that it trained.
-    ``class_accuracies`` are the tested model's by class index, ``personal_accuracies`` those of the clients' own
-    models by client, each on its share of the test set; NaN where there are no test samples. ``traffic`` goes to a
+    ``class_accuracies`` are the tested model's by class index, ``client_scores`` its leading figure over each client's
+    own test samples, ``personal_accuracies`` those of the clients' own models by client, each on its share of the test
+    set; NaN where there are no test samples. ``traffic`` goes to a
     table of its own. ``full_time_s`` is ``sim_time_s`` with what that leaves out:
     what travels beside models, the server's work, and what goes before round 1.
     """
@@ -379,6 +380,7 @@ class RoundRecord:
     staleness: tuple[int, ...] | None = None
     present: tuple[int, ...] | None = None
     class_accuracies: tuple[float, ...] | None = None
+    client_scores: tuple[float, ...] | None = None
     personal_accuracies: tuple[float, ...] | None = None
     traffic: Traffic | None = field(default=None, compare=False, repr=False)
     extra: Mapping[str, float] = field(default_factory=dict)

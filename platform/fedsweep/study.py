@@ -127,6 +127,8 @@ class Result:
         if by not in ("class", "client"):
             raise ConfigError(f"a test is shown by 'class' or 'client', but not by {by!r}")
         rows = evaluated.classes() if by == "class" else evaluated.clients()
+        if not rows:
+            raise ConfigError(f"this test has nothing by {by}: samples are not classified, or not told apart by client")
         return pd.DataFrame(rows).set_index(by)
 
     def plot(self, y: str = "test_accuracy", **options: Any) -> Axes:

@@ -192,7 +192,10 @@ def test_a_task_of_ones_own_with_two_inputs_is_one_file(tmp_path: Path, monkeypa
             {"scenario": {"dataset": "diabetes", "feature_skew": {"kind": "noise", "level": 0.1}}},
             "feature_skew changes pictures",
         ),
-        ({"scenario": {"dataset": "diabetes"}, "evaluation": {"per_client": True}}, "per_client goes by each class's"),
+        (
+            {"scenario": {"dataset": "diabetes"}, "evaluation": {"per_client": True}},
+            "per_client goes by classes, which task Regression has not",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:

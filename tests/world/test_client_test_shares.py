@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsweep.streams import stream
+from fedsweep.world.label_stats import test_owners as owners_of
 from fedsweep.world.label_stats import test_shares as shares_of
 
 LABELS = np.repeat(np.arange(4), (40, 20, 7, 5))
@@ -36,3 +37,12 @@ def test_the_seed_decides() -> None:
     one, other, again = (shares_of(LABELS, COUNTS_NC, stream(seed, "test shares")) for seed in (0, 1, 0))
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_test_sample_is_the_clients_that_has_its_group_whole() -> None:
+    groups, parts = np.array([4, 4, 9, 2, 9]), [np.array([0, 1, 3]), np.array([2, 4])]
+    owners = owners_of(parts, groups, np.array([9, 4, 2, 10**12, 4]))
+    assert owners is not None and owners.tolist() == [1, 0, 0, -1, 0]
+    assert owners_of([np.array([0, 3]), np.array([1, 2, 4])], groups, np.array([9])) is None  # group 4 is divided
+    assert owners_of(parts, groups, np.array([5, 6])) is None  # nobody has one
+    assert owners_of(parts, None, np.array([9])) is None and owners_of(parts, groups, None) is None

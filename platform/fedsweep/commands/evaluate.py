@@ -10,7 +10,7 @@ import typer
 from fedsweep.commands.terminal.options import Overrides, Plot, examples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
 
@@ -92,12 +92,14 @@ def _print(evaluated: Evaluated, console: Console) -> None:
     for name, value in evaluated.metrics.items():
         print(f"{name} {value:.4f}")
     if not has_classes:
+        if evaluated.figures:
+            _print_spread(evaluated, console)
         return
     if len(evaluated.confusion) <= _MOST_CLASSES:
         _print_classes(evaluated, console)
     else:
         _print_confusions(evaluated, console)
-    _print_spread(evaluated.figures, console)
+    _print_spread(evaluated, console)
 
 
 def _print_classes(evaluated: Evaluated, console: Console) -> None:
@@ -131,14 +133,14 @@ def _print_confusions(evaluated: Evaluated, console: Console) -> None:
     console.print(table)
 
 
-def _print_spread(figures: Mapping[str, float], console: Console) -> None:
+def _print_spread(evaluated: Evaluated, console: Console) -> None:
     from fedsweep.commands.terminal.output import make_table
 
     table = make_table("over", "mean", "sd", "worst 10 %", "best 10 %")
-    titles = {"class": "classes", "client": "clients, on their classes", "personal": "clients' own models"}
-    for kind, title in titles.items():
-        if f"{kind}_accuracy" in figures:
-            table.add_row(title, *(_share(figures.get(f"{kind}_accuracy{end}")) for end in _TENTHS))
+    figures, own = evaluated.figures, "own tests" if evaluated.has_own_tests else "classes"
+    titles = {"class": "classes", "client": f"clients, on their {own}", "personal": "clients' own models"}
+    for name in (name for name in figures if not name.endswith(_TENTHS[1:])):
+        table.add_row(titles[name.partition("_")[0]], *(_share(figures.get(f"{name}{end}")) for end in _TENTHS))
     console.print()
     console.print(table)
 

@@ -222,8 +222,9 @@ class EvaluationSection(Section):
     batch_size: Count = Field(default=1000, description="Test samples per forward pass.")
     per_client: bool = Field(
         default=False,
-        description="Also the accuracy by class, and for each client on the classes that it holds, from the same pass:"
-        " columns of rounds.parquet, and client_accuracy.parquet.",
+        description="Also the accuracy by class, and for each client on its own test samples or, where the data do not"
+        " tell them apart, on the classes that it holds, from the same pass: columns of rounds.parquet, and"
+        " client_accuracy.parquet.",
     )
     targets: list[Accuracy] = Field(
         default_factory=list,

@@ -24,7 +24,7 @@ from fedsweep.engine.aggregation import Aggregator, visible
 from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import probed_samples, setup_s
 from fedsweep.engine.cost import CostModel, registration_bytes
-from fedsweep.engine.evaluator import Evaluator
+from fedsweep.engine.evaluator import Evaluator, Tested
 from fedsweep.engine.hubs.round import HubRound
 from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.engine.per_client import (
@@ -283,12 +283,13 @@ class Engine:
         evaluation = self.experiment.method.evaluation
         shown = visible(updates, evaluation)
         when = f"in round {record.round}" if record.round else "before round 1"
-        tested = self._test.test(evaluation, state, self._model, shown, when=when)
+        owners = self.experiment.test_owners(record.round) if self.experiment.evaluate_per_client else None
+        tested = self._test.test(evaluation, state, self._model, shown, when=when, owners=owners)
         validation = None
         if self._validation is not None:
             validation = self._validation.test(evaluation, state, self._model, shown, when=when).accuracy
         if self.experiment.evaluate_per_client:
-            record = self._with_shares(record, tested.class_accuracies(self.experiment.world.data.num_classes))
+            record = self._with_shares(record, tested)
         if tested.figures:
             record = _with_figures(record, tested.figures)
         return replace(
@@ -309,17 +310,27 @@ class Engine:
         *before, last = state.records
         best = before[-1].best_accuracy if before else None
         columns = [column for metric in self.experiment.metrics for column in metric.columns]
+        columns += self.experiment.world.data.learned.measures
         return replace(state, records=(*before, replace(untested(last, columns), best_accuracy=best)))
 
     def _due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
 
-    def _with_shares(self, record: RoundRecord, accuracies: tuple[float, ...]) -> RoundRecord:
-        """Return the row with the tested model's accuracies by class and by client."""
-        present_NC = present_counts(self.experiment.label_counts_NC, self.experiment.classes(record.round))
-        figures = spread("class_accuracy", np.array(accuracies))
-        figures |= spread("client_accuracy", client_accuracies(accuracies, present_NC))
-        return _with_figures(replace(record, class_accuracies=accuracies), figures)
+    def _with_shares(self, record: RoundRecord, tested: Tested) -> RoundRecord:
+        """Return the row with how good the tested model is by class and by client."""
+        experiment, figures = self.experiment, {}
+        if tested.task.has_classes:
+            accuracies = tested.class_accuracies(experiment.world.data.num_classes)
+            record = replace(record, class_accuracies=accuracies)
+            figures = spread("class_accuracy", np.array(accuracies))
+        if tested.by_client is None:  # then there are classes
+            present_NC = present_counts(experiment.label_counts_NC, experiment.classes(record.round))
+            scores_N = client_accuracies(accuracies, present_NC)
+        else:
+            scores_N = tested.client_scores(len(experiment.world.profiles))
+            record = replace(record, client_scores=tuple(scores_N.tolist()))
+        name, how = tested.task.leading
+        return _with_figures(record, figures | spread(f"client_{name}", scores_N, mode=how.mode))
 
     def _own_models_tested(self, record: RoundRecord, round: Round, test: ClientTest) -> RoundRecord:
         """Return the row with how good the models are that clients themselves would use."""

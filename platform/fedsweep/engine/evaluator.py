@@ -31,12 +31,14 @@ class Tested:
         tally: The task's sums over all samples.
         loss: The mean loss; over samples, or what else the task counts.
         figures: Those of the task, but for accuracy, and of the evaluator's metrics, by column.
+        by_client: The task's sums over each client's own test samples; None where there are no such samples.
     """
 
     task: Task
     tally: Mapping[str, Tensor]
     loss: float
     figures: Mapping[str, float] = field(default_factory=dict)
+    by_client: Mapping[int, Mapping[str, Tensor]] | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -48,6 +50,15 @@ class Tested:
             return None
         hits, count = self.tally["confusion"].diag().sum(), self.tally["count"]
         return math.nan if math.isnan(self.loss) else int(hits) / int(count)
+
+    def client_scores(self, num_clients: int) -> np.ndarray:
+        """Return the task's leading figure over each client's own test samples [N]; NaN where it has none."""
+        scores_N = np.full(num_clients, math.nan)
+        for client, tally in (self.by_client or {}).items():
+            if (count := int(tally["count"])) and not math.isnan(self.loss):
+                figures = {"loss": float(tally["loss"]) / count, **self.task.scores(tally)}
+                scores_N[client] = figures[self.task.leading[0]]
+        return scores_N
 
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
         """Return the accuracy of each class [C], 0..1; NaN where the set has none of it."""
@@ -102,8 +113,11 @@ class Evaluator:
         updates: Sequence[ClientUpdate],
         *,
         when: str = "at a test of the model",
+        owners: np.ndarray | None = None,
     ) -> Tested:
         """Test a model, loaded and on the evaluator's device, in one pass; the updates are the last attendees'.
+
+        Where ``owners`` says whose each sample is [T] (-1: nobody's), the sums are also taken client by client.
 
         Raises:
             ComponentError: A metric failed; the message says ``when``.
@@ -112,6 +126,7 @@ class Evaluator:
         model.eval()
         outputs: list[Tensor] = []
         tally: dict[str, Tensor] = {}
+        by_client: dict[int, dict[str, Tensor]] | None = None if owners is None else {}
         with torch.no_grad():
             for number, start in enumerate(range(0, len(self._labels), self._batch_size)):
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
@@ -122,6 +137,8 @@ class Evaluator:
                 truth = any_of(inputs) if self._task.of_inputs else targets
                 for name, value in self._task.tally(answer, truth).items():
                     tally[name] = tally[name] + value if name in tally else value
+                if owners is not None and by_client is not None:
+                    _add_by_client(self._task, by_client, answer, truth, owners[start : start + self._batch_size])
         loss = float(tally["loss"]) / int(tally["count"])
         diverged = math.isnan(loss)
         figures: dict[str, float] = {}
@@ -129,4 +146,15 @@ class Evaluator:
             figures = dict.fromkeys(self._task.measures, math.nan) if diverged else dict(self._task.scores(tally))
         if self._metrics:
             figures |= measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=diverged)
-        return Tested(task=self._task, tally=tally, loss=loss, figures=figures)
+        return Tested(task=self._task, tally=tally, loss=loss, figures=figures, by_client=by_client)
+
+
+def _add_by_client(
+    task: Task, by_client: dict[int, dict[str, Tensor]], outputs: Tensor, targets: Tensor, owners: np.ndarray
+) -> None:
+    """Add a batch's sums to those of the clients whose samples [B] are in it."""
+    for client in np.unique(owners[owners >= 0]).tolist():
+        places = torch.from_numpy(np.flatnonzero(owners == client)).to(outputs.device)
+        own = by_client.setdefault(client, {})
+        for name, value in task.tally(outputs[places], targets[places]).items():
+            own[name] = own[name] + value if name in own else value

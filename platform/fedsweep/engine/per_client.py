@@ -1,7 +1,8 @@
 """Accuracies by class and by client, and how far they lie apart: the fairness of a model.
 
-One pass over the test set gives the accuracy of each class. A client's is their mean by the shares of the classes among
-its own training samples, so it costs no pass of its own.
+One pass over the test set gives the accuracy of each class, and of each client where test samples are the clients'
+own. Where they are not, a client's is the mean of its classes' by their shares among its own training samples. Neither
+costs a pass of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -47,16 +49,19 @@ def present_counts(label_counts_NC: np.ndarray, classes: Mapping[int, tuple[int,
     return present_NC
 
 
-def spread(name: str, values: np.ndarray) -> dict[str, float]:
-    """Compute the mean, the deviation, and the means of the lowest and the highest tenth, as columns; without NaN.
+def spread(name: str, values: np.ndarray, *, mode: Literal["max", "min"] = "max") -> dict[str, float]:
+    """Compute the mean, the deviation, and the means of the worst and the best tenth, as columns; without NaN.
 
     Args:
         name: Of the mean's column; the others' begin with it.
         values: [N].
+        mode: Whether the highest or the lowest are the best.
     """
     present = np.sort(values[~np.isnan(values)])
     if not len(present):
         return {}
+    if mode == "min":
+        present = present[::-1]
     tenth = math.ceil(len(present) / 10)
     # Rounded once: in what order numpy itself would sum is not ours to say.
     mean = math.fsum(present) / len(present)
@@ -117,14 +122,18 @@ def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> 
 
 
 def untested(record: RoundRecord, columns: Collection[str] = ()) -> RoundRecord:
-    """Return the row of a round after which nothing was tested; ``columns`` are those of metrics."""
-    names = tuple(f"{kind}_accuracy" for kind in ("class", "client", "personal", "own"))
+    """Return the row of a round after which nothing was tested; ``columns`` are those of metrics and of the task."""
+    names = (
+        *(f"{kind}_accuracy" for kind in ("class", "client", "personal", "own")),
+        *(f"client_{c}" for c in columns),
+    )
     return replace(
         record,
         test_accuracy=None,
         test_loss=None,
         validation_accuracy=None,
         class_accuracies=None,
+        client_scores=None,
         personal_accuracies=None,
         eval_time_s=0.0,
         extra={k: value for k, value in record.extra.items() if not k.startswith(names) and k not in columns},

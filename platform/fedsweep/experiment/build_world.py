@@ -20,6 +20,7 @@ from fedsweep.tasks.kinds import Classification
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.data.subset import subset
 from fedsweep.world.drift import Drift
+from fedsweep.world.label_stats import test_owners
 from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.population import Built, Drawn, Split
 from fedsweep.world.stragglers import WaitForAll
@@ -60,6 +61,9 @@ def build_world(config: Config, dataset: Dataset) -> World:
         ),
         test_images=dataset.test_images,
         test_labels=dataset.test_labels,
+        test_owners=None
+        if isinstance(indices, Drawn)
+        else test_owners(indices, dataset.train.groups, dataset.test.groups),
         indices=indices,
         profiles=client_profiles(strata, num_strata, indices, devices),
         validation=None if validation is None else (images[validation], labels[validation]),

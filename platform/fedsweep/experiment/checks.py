@@ -71,9 +71,10 @@ def _check_task(experiment: Experiment) -> None:
             f"method {lacking[0]} needs classes, but the task is {name}: a sample has none; choose another method"
             " (fedsweep show NAME says what each needs)"
         )
-    if experiment.evaluate_per_client:
+    if experiment.evaluate_per_client and experiment.test_owners(1) is None:
         raise ConfigError(
-            f"evaluation.per_client goes by each class's accuracy, but the task is {name}; set it to false"
+            f"evaluation.per_client goes by classes, which task {name} has not, or by clients' own test samples; these"
+            " take data with groups, of the test too, scenario.partition {kind: writer} and no drift; set it to false"
         )
     if experiment.world.availability is not None:
         raise ConfigError(

@@ -115,6 +115,7 @@ class World:
         data: What clients train on.
         test_images: Inputs [T, ...].
         test_labels: Targets [T, ...].
+        test_owners: The client whose each test sample really is [T], -1: nobody's; None where they are not told apart.
         indices: For each client the indices of its training samples; of a drawn population made when asked for.
         profiles: All clients, likewise.
         validation: Images and labels held out on the server, or None.
@@ -131,6 +132,7 @@ class World:
     test_labels: np.ndarray
     indices: Sequence[np.ndarray]
     profiles: Sequence[ClientProfile]
+    test_owners: np.ndarray | None = None
     validation: tuple[np.ndarray, np.ndarray] | None = None
     proxy: tuple[np.ndarray, np.ndarray | None] | None = None
     drift: Drift | None = None
@@ -266,7 +268,10 @@ class Experiment:
 
     @cached_property
     def test_shares(self) -> tuple[np.ndarray, ...]:
-        """Each client's part of the test set, as indices into it: see :func:`test_shares`."""
+        """Each client's part of the test set, as indices into it: its own samples, or see :func:`test_shares`."""
+        owners = self.world.test_owners
+        if owners is not None:
+            return tuple(np.flatnonzero(owners == client) for client in range(len(self.world.profiles)))
         return test_shares(self.world.test_labels, self.label_counts_NC, stream(self.seed, "test shares"))
 
     @cached_property
@@ -287,6 +292,18 @@ class Experiment:
         if drift is None:
             return {}
         return round_classes(drift, seed=self.seed, num_clients=len(self.world.profiles), round=round)
+
+    def test_owners(self, round: int) -> np.ndarray | None:
+        """Return the world's owners of test samples [T]; under drift those of the classes that they have in a round."""
+        owners, classes = self.world.test_owners, self.classes(round)
+        if owners is None or not classes:
+            return owners
+        if not self.world.data.learned.has_classes:
+            return None
+        has_NC = np.zeros(self.label_counts_NC.shape, bool)
+        for client, own in classes.items():
+            has_NC[client, list(own)] = True
+        return np.where(has_NC[owners, self.world.test_labels], owners, -1)
 
     def equal_steps(self) -> int:
         """Return local steps of every client where all take the same number.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsweep.engine.per_client import spread
+from fedsweep.tasks.declaration import Declaration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +26,17 @@ class Evaluated:
         model: The file with the tested model.
         num_samples: T.
         test_accuracy: Over all samples, 0..1; NaN where they are not classified. Then there are no classes either,
-            so C and N are 0.
+            so C is 0, and N where no client has test samples of its own.
         test_loss: The task's mean loss, of classes the mean cross-entropy.
         metrics: Figures of the task, but for accuracy, and of the configuration's metrics, by column.
         confusion: Samples [C, C]: rows are the true classes, columns the predicted ones.
         class_names: One per class, or empty.
         class_accuracies: By class index [C]; NaN for a class without test samples.
-        client_accuracies: By client [N]: the mean of its classes' accuracies by their shares in its training data.
-        client_samples: Test samples of these classes [N].
+        client_accuracies: By client [N]: over its own test samples, where they are told apart; else the mean of its
+            classes' accuracies by their shares in its training data.
+        client_samples: Its test samples, or those of its classes [N].
+        has_own_tests: Samples are told apart by client.
+        client_figure: What clients' figures are, the task's leading one, and which way is better.
         personal_accuracies: Of the models that clients themselves would use, each on its share of the test set [N];
             None where the method gives them none, or they are not there.
         personal_samples: Of these shares [N].
@@ -49,6 +53,8 @@ class Evaluated:
     class_accuracies: tuple[float, ...] = ()
     client_accuracies: np.ndarray = field(default_factory=lambda: np.zeros(0))
     client_samples: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    has_own_tests: bool = False
+    client_figure: tuple[str, Declaration] = ("accuracy", Declaration())
     metrics: Mapping[str, float] = field(default_factory=dict)
     personal_accuracies: np.ndarray | None = None
     personal_samples: np.ndarray | None = None
@@ -56,9 +62,10 @@ class Evaluated:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Accuracies over classes and over clients, under the names that ``rounds.parquet`` has for them."""
+        """Figures over classes and over clients, under the names that ``rounds.parquet`` has for them."""
+        name, how = self.client_figure
         figures = spread("class_accuracy", np.array(self.class_accuracies))
-        figures |= spread("client_accuracy", self.client_accuracies)
+        figures |= spread(f"client_{name}", self.client_accuracies, mode=how.mode)
         if self.personal_accuracies is not None:
             figures |= spread("personal_accuracy", self.personal_accuracies)
         return figures
@@ -76,7 +83,7 @@ class Evaluated:
         """Return a row for each client, with the columns of ``client_accuracy.parquet``."""
         columns: dict[str, list[Any]] = {
             "client": list(range(len(self.client_accuracies))),
-            "accuracy": [_known(value) for value in self.client_accuracies.tolist()],
+            self.client_figure[0]: [_known(value) for value in self.client_accuracies.tolist()],
             "samples": self.client_samples.tolist(),
         }
         if self.personal_accuracies is not None and self.personal_samples is not None:

@@ -145,21 +145,24 @@ class Subject:
         """
         name, images, labels, class_names = self.samples(data)
         world = replace(self.experiment.world, test_images=images, test_labels=labels)
+        if data is not None:
+            world = replace(world, test_owners=None)
         experiment = replace(self.experiment, world=world)
         state, notes = self._last_state()
         tested = self._tested(experiment, *self._evaluation(state, notes))
         outcome = Evaluated(
-            data=name, model=self.file, num_samples=len(labels), test_loss=tested.loss, metrics=tested.figures
+            data=name,
+            model=self.file,
+            num_samples=len(labels),
+            test_loss=tested.loss,
+            metrics=tested.figures,
+            **self._by_client(experiment, tested),
         )
         if not world.data.learned.has_classes:
             if as_before and (changed := _moved(self.result.get("test_figures"), tested.figures)):
                 notes.append(f"the run's own last test came to {changed}: another machine's or library's arithmetic")
             return replace(outcome, notes=tuple(notes))
-        classes = experiment.classes(self.round)
         num_classes = world.data.num_classes
-        present_NC = present_counts(experiment.label_counts_NC, classes)
-        accuracies = tested.class_accuracies(num_classes)
-        tests_C = np.bincount(labels, minlength=num_classes)
         own = self._own_models(experiment, state)
         before = self.result.get("test_accuracy")
         if as_before and before not in (None, tested.accuracy):
@@ -174,19 +177,38 @@ class Subject:
             test_accuracy=cast(float, tested.accuracy),
             confusion=tested.confusion(num_classes),
             class_names=class_names if len(class_names) == num_classes else (),
-            class_accuracies=accuracies,
-            client_accuracies=client_accuracies(accuracies, present_NC),
-            client_samples=np.where(present_NC > 0, tests_C, 0).sum(axis=1),
+            class_accuracies=tested.class_accuracies(num_classes),
             personal_accuracies=None if own is None else own[0],
             personal_samples=None if own is None else own[1],
             notes=tuple(notes),
         )
 
+    def _by_client(self, experiment: Experiment, tested: Tested) -> dict[str, Any]:
+        """Return how good the model is for each client, as fields of :class:`Evaluated`, if that is told."""
+        world, owners = experiment.world, experiment.test_owners(self.round)
+        if owners is not None:
+            return {
+                "has_own_tests": True,
+                "client_figure": tested.task.leading,
+                "client_accuracies": tested.client_scores(len(world.profiles)),
+                "client_samples": np.bincount(owners[owners >= 0], minlength=len(world.profiles)),
+            }
+        if not tested.task.has_classes:
+            return {}
+        num_classes = world.data.num_classes
+        present_NC = present_counts(experiment.label_counts_NC, experiment.classes(self.round))
+        tests_C = np.bincount(world.test_labels, minlength=num_classes)
+        return {
+            "client_accuracies": client_accuracies(tested.class_accuracies(num_classes), present_NC),
+            "client_samples": np.where(present_NC > 0, tests_C, 0).sum(axis=1),
+        }
+
     def _tested(self, experiment: Experiment, evaluation: Evaluation, state: State, voters: Sequence[Tensor]) -> Tested:
         world, model = experiment.world, experiment.new_model().to(experiment.server_device)
         load_vector(model, layout_of(model), self.values)
         evaluator = Evaluator(experiment, world.test_images, world.test_labels, metrics=experiment.metrics)
-        return evaluator.test(evaluation, state, model, [model_alone(vector, experiment.layout) for vector in voters])
+        updates = [model_alone(vector, experiment.layout) for vector in voters]
+        return evaluator.test(evaluation, state, model, updates, owners=experiment.test_owners(self.round))
 
     @cached_property
     def _first_state(self) -> State:

@@ -154,6 +154,11 @@ class RunView:
             for name, declaration in declarations(self.config).items()
             for column in self.columns
             if (column == name or column.startswith(f"{name}/")) and _COLUMN.fullmatch(column)
+        } | {
+            f"client_{name}{part}": replace(declaration, chance=None)
+            for name, declaration in declarations(self.config).items()
+            for part in ("", "_worst10", "_best10")
+            if f"client_{name}{part}" in self.columns
         }
 
     def column(self, name: str) -> Sequence[Any]:

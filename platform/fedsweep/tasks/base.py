@@ -51,6 +51,11 @@ class Task(Checked, ABC):
     target_shape: tuple[int, ...] = ()
 
     @property
+    def leading(self) -> tuple[str, Declaration]:
+        """The first of :attr:`measures`; the loss where there are none."""
+        return next(iter(self.measures.items()), ("loss", Declaration(mode="min")))
+
+    @property
     @abstractmethod
     def outputs(self) -> tuple[int, ...]:
         """The shape of a network's outputs for one sample."""

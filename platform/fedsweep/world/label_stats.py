@@ -113,6 +113,33 @@ def test_shares(test_labels: np.ndarray, label_counts_NC: np.ndarray, draws: Str
     return tuple(np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64) for parts in dealt)
 
 
+def test_owners(
+    parts: Sequence[NDArray[np.int64]], groups: NDArray[np.int64] | None, test_groups: NDArray[np.int64] | None
+) -> NDArray[np.int64] | None:
+    """Tell whose each test sample is: that client's which holds the training samples of its group.
+
+    Args:
+        parts: Each client's training samples.
+        groups: The training samples' natural clients [S], or None.
+        test_groups: The test samples' [T], or None.
+
+    Returns:
+        Clients [T], -1 for a sample whose group nobody holds. None where the data do not say, nobody has a test sample,
+        or one group lies with several clients, so that its test samples are no one's own.
+    """
+    if groups is None or test_groups is None:
+        return None
+    sizes = parts.sizes if isinstance(parts, Split) else [len(part) for part in parts]
+    trained = groups[parts.flat if isinstance(parts, Split) else np.concatenate(parts)]
+    names, numbers = np.unique(np.concatenate([trained, test_groups]), return_inverse=True)
+    trained, tested = np.split(numbers.reshape(-1), [len(trained)])
+    clients = np.repeat(np.arange(len(parts)), sizes)
+    owner_by_group = np.full(len(names), -1)
+    owner_by_group[trained] = clients
+    owners: NDArray[np.int64] = owner_by_group[tested]
+    return owners if (owner_by_group[trained] == clients).all() and (owners >= 0).any() else None
+
+
 def _shares(values: ArrayLike) -> NDArray[np.float64]:
     weights = np.asarray(values, dtype=np.float64)
     totals = weights.sum(axis=-1, keepdims=True)

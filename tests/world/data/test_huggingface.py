@@ -90,6 +90,7 @@ def test_without_a_test_split_a_fifth_is_kept_for_it(tmp_path: Path) -> None:
     assert found.num_channels == 1 and values[0] | values[1] == set(range(200)) and not values[0] & values[1]
     assert 25 <= len(values[1]) <= 55
     assert found.writers is not None and np.array_equal(found.writers, found.train_images[:, 0, 0, 0] // 50)
+    assert found.test.groups is not None and np.array_equal(found.test.groups, found.test_images[:, 0, 0, 0] // 50)
     assert np.array_equal(found.train_labels, found.train_images[:, 0, 0, 0] % 2)
 
 

@@ -32,6 +32,7 @@ def test_train_and_test_folders_are_used_as_they_are(tmp_path: Path, place: str)
     assert dataset.train_labels.tolist() == [1, 2, 61, 5] and dataset.test_labels.tolist() == [7, 8]
     assert dataset.train_images[:, 0, 3, 4].tolist() == [1, 2, 61, 5]
     assert dataset.writers is not None and dataset.writers.tolist() == [1, 1, 0, 2]
+    assert dataset.test.groups is not None and dataset.test.groups.tolist() == [0, 0]
     assert dataset.train_images.shape == (4, 1, 28, 28) and dataset.train_images.dtype == np.uint8
     assert (dataset.num_classes, dataset.class_names[10], dataset.class_names[61]) == (62, "A", "z")
 
@@ -43,6 +44,7 @@ def test_all_data_alone_is_split_80_to_20_in_a_fixed_way(tmp_path: Path) -> None
     joined = np.sort(np.concatenate((dataset.train_labels, dataset.test_labels)))
     assert np.array_equal(joined, np.sort(np.concatenate([np.arange(user, user + 9) for user in range(7)])))
     assert np.array_equal(dataset.train_images[:, 0, 0, 0], dataset.train_labels)
+    assert dataset.test.groups is not None and len(dataset.test.groups) == 13
     again = load_dataset("femnist", root=str(tmp_path), download=False)
     assert np.array_equal(dataset.train_labels, again.train_labels)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 REGISTRATION = "registration"
-_ACCURACY_NAMES = ("round", "client", "accuracy", "samples", "personal_accuracy", "personal_samples")
+_PERSONAL = ("personal_accuracy", "personal_samples")
 
 
 def write_client_tables(folder: RunFolder, experiment: Experiment, state: RunState) -> None:
@@ -50,31 +50,36 @@ def participants(records: Sequence[RoundRecord]) -> list[int]:
 
 
 def accuracy_table(experiment: Experiment, records: Sequence[RoundRecord]) -> pa.Table | None:
-    """Return a row for each client in each round that tells clients' accuracies; None where no round does.
+    """Return a row for each client in each round that tells how good its models are for it; None where no round does.
 
-    ``accuracy`` is the server's tested model's on the classes of the client's own, by their shares in its data, over
-    ``samples`` test samples of these classes. ``personal_accuracy`` is that of the model that the client itself would
-    use, on the ``personal_samples`` of its own share of the test set. Both are null where there is no such test.
+    ``accuracy``, or what else leads the task's figures, is the server's tested model's over ``samples`` of the test
+    set: the client's own; or, where samples are not told apart by client, all of its classes, and it is the mean of
+    their accuracies by their shares in its data. ``personal_accuracy`` is that of the model that the client itself
+    would use, on the ``personal_samples`` of its own share of the test set. Both are null where there is no such test.
     """
     import pyarrow as pa
 
-    rows = [row for row in records if row.class_accuracies is not None or row.personal_accuracies is not None]
+    rows = [r for r in records if (r.class_accuracies, r.client_scores, r.personal_accuracies) != (None, None, None)]
     if not rows:
         return None
     # Counts stand beside NaN in columns of floats: they are exact up to 2^53.
     cells = np.concatenate([_cells(experiment, row) for row in rows])
-    kinds = [pa.float64() if name.endswith("accuracy") else pa.int64() for name in _ACCURACY_NAMES]
+    figure, _ = experiment.world.data.learned.leading
+    names = ("round", "client", figure, "samples", *_PERSONAL)
+    kinds = [pa.float64() if name in (figure, _PERSONAL[0]) else pa.int64() for name in names]
     columns = [pa.array(cells[:, place], from_pandas=True).cast(kind) for place, kind in enumerate(kinds)]
-    return pa.table(dict(zip(_ACCURACY_NAMES, columns, strict=True)))
+    return pa.table(dict(zip(names, columns, strict=True)))
 
 
 def _cells(experiment: Experiment, row: RoundRecord) -> np.ndarray:
     """Return a round's cells [N, columns], NaN for what is null."""
     world, classes = experiment.world, experiment.classes(row.round)
     num_classes = world.data.num_classes
-    cells = np.full((len(world.profiles), len(_ACCURACY_NAMES)), np.nan)
+    cells = np.full((len(world.profiles), 6), np.nan)
     cells[:, 0], cells[:, 1] = row.round, np.arange(len(cells))
-    if row.class_accuracies is not None:
+    if row.client_scores is not None and (owners := experiment.test_owners(row.round)) is not None:
+        cells[:, 2], cells[:, 3] = row.client_scores, np.bincount(owners[owners >= 0], minlength=len(cells))
+    elif row.class_accuracies is not None:
         own_NC = present_counts(experiment.label_counts_NC, classes)
         tests_C = np.bincount(world.test_labels, minlength=num_classes)
         cells[:, 2] = client_accuracies(row.class_accuracies, own_NC)

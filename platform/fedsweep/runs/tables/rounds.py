@@ -60,7 +60,7 @@ ROUND_COLUMNS: tuple[RoundColumn, ...] = (
     *_columns("float", "best_accuracy?"),
     *_columns("int", "total_bytes"),
     *_columns("int", "timestamp_ms"),
-    *_columns("floats", "class_accuracies?", "personal_accuracies?"),
+    *_columns("floats", "class_accuracies?", "client_scores?", "personal_accuracies?"),
 )
 # Rows that are new to a table that grows are made into columns each time until there are so many of them.
 _ROWS_AT_ONCE = 100

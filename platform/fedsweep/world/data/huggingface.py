@@ -69,7 +69,7 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     used = source.used()
     labels = source.column("label", used[0])
     arrays = cached_arrays(
-        f"hf-{image_size or 'own'}",
+        f"hf-pictures-{image_size or 'own'}",
         sources=[Path(file["filename"]) for part in used for file in part.cache_files],
         decode=lambda: _decoded(source, used, image_size=image_size),
     )
@@ -77,19 +77,22 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     names = getattr(used[0].features[labels], "names", None)
     return Dataset.images(
         name=source.name,
-        **{key: values for key, values in arrays.items() if key != "train_writers"},
+        **{key: values for key, values in arrays.items() if not key.endswith("writers")},
         num_classes=len(names) if names else int(arrays["train_labels"].max()) + 1,
         scale=255.0,
         mean=tuple(float(mean) for mean in values.mean(axis=(0, 2, 3), dtype=np.float64)),
         # A channel of one value has no deviation, and images are divided by it.
         std=tuple(float(max(std, 1e-6)) for std in values.std(axis=(0, 2, 3), dtype=np.float64)),
         writers=arrays.get("train_writers"),
+        test_writers=arrays.get("test_writers"),
         class_names=tuple(names or ()),
     )
 
 
 def _decoded(source: Source, used: list[datasets.Dataset], *, image_size: int | None) -> Arrays:
     parts = [_part(source, part, image_size=image_size) for part in used]
+    for part, writers in zip(parts, source.writers(used), strict=True):
+        part.update({} if writers is None else {"writers": writers})
     grey = all(part["images"].shape[1] == 1 for part in parts)
     for part in parts:
         if not grey and part["images"].shape[1] == 1:
@@ -100,19 +103,15 @@ def _decoded(source: Source, used: list[datasets.Dataset], *, image_size: int | 
         f"{role}_{key}": values
         for role, part in zip(("train", "test"), parts, strict=True)
         for key, values in part.items()
-        if (role, key) != ("test", "writers")
     }
 
 
 def _part(source: Source, part: datasets.Dataset, *, image_size: int | None) -> Arrays:
     images, label = source.column("image", part), source.column("label", part)
-    arrays: Arrays = {
+    return {
         "images": _pictures(source.name, part.select_columns([images]), images, image_size=image_size),
         "labels": np.asarray(part[label][:], dtype=np.int64),
     }
-    if (writers := source.writers(part)) is not None:
-        arrays["writers"] = writers
-    return arrays
 
 
 def _pictures(name: str, rows: datasets.Dataset, column: str, *, image_size: int | None) -> NDArray[np.uint8]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,12 +99,17 @@ class Source:
             raise DataError(f"{self.name}: {unknown_name('column', column, of.column_names)}")
         return column
 
-    def writers(self, of: datasets.Dataset) -> NDArray[np.int64] | None:
-        """Return each sample's natural client [S], numbered; None where nobody said which column it is."""
+    def writers(self, parts: Sequence[datasets.Dataset]) -> list[NDArray[np.int64] | None]:
+        """Return each sample's natural client [S], numbered over all parts, the training's first.
+
+        None for all where nobody said which column it is, and for a test part that does not have it.
+        """
         if (writer := self.options.get("writer")) is None:
-            return None
-        values = np.asarray(of[self.named(writer, of)][:])
-        return np.unique(values, return_inverse=True)[1].reshape(-1)
+            return [None] * len(parts)
+        self.named(writer, parts[0])
+        values = [np.asarray(part[writer][:]) if writer in part.column_names else None for part in parts]
+        names = np.unique(np.concatenate([part for part in values if part is not None]))
+        return [None if part is None else np.searchsorted(names, part).astype(np.int64) for part in values]
 
     def column(self, role: str, of: datasets.Dataset) -> str:
         """Return the column that has a role."""

@@ -7,7 +7,6 @@ gives rows [S, F] of numbers, with a class where Y holds integers or names, else
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +52,10 @@ def dataset(source: Source) -> Dataset:
     else:
         targets, classes = _labels(source, label, used)
         num_outputs = len(classes)
-    samples = [Samples(inputs=rows, targets=wanted) for rows, wanted in zip(inputs, targets, strict=True)]
-    samples[0] = replace(samples[0], groups=source.writers(used[0]))
+    samples = [
+        Samples(inputs=rows, targets=wanted, groups=groups)
+        for rows, wanted, groups in zip(inputs, targets, source.writers(used), strict=True)
+    ]
     if len(samples) == 1:
         samples = [samples[0].taken(np.flatnonzero(rows)) for rows in held_out(len(samples[0]))]
     named = () if label is None else classes

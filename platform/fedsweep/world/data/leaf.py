@@ -59,7 +59,7 @@ def _find_in(folders: list[Path]) -> Path | None:
 
 
 def load_femnist(root: Path, *, download: bool) -> Dataset:
-    """Load FEMNIST, 28 x 28 grey, 62 classes, each training sample with its writer.
+    """Load FEMNIST, 28 x 28 grey, 62 classes, each sample with its writer, of the test too.
 
     Where ``train`` and ``test`` are there, LEAF's split is used; where only ``all_data`` is, all samples are split at
     random 80 to 20, always in the same way.
@@ -81,7 +81,7 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
     parts = ("train", "test") if has_split else ("all_data",)
     sources = [file for part in parts for file in sorted((folder / part).glob("*.json"))]
     _warn_of_gaps(folder, parts)
-    arrays = cached_arrays("femnist", sources=sources, decode=lambda: _decode(folder, parts))
+    arrays = cached_arrays("femnist-with-writers", sources=sources, decode=lambda: _decode(folder, parts))
     class_names = [*string.digits, *string.ascii_uppercase, *string.ascii_lowercase]
     return of_bytes("femnist", arrays, pixels=((0.9614,), (0.1634,)), class_names=class_names)
 
@@ -180,22 +180,23 @@ def _warn_of_gaps(folder: Path, parts: tuple[str, ...]) -> None:
 def _decode(folder: Path, parts: tuple[str, ...]) -> Arrays:
     images, labels, writers = _read_part(folder / parts[0], _read_user, "FEMNIST")
     if len(parts) == 2:
-        test_images, test_labels, _ = _read_part(folder / parts[1], _read_user, "FEMNIST")
+        test_images, test_labels, test_writers = _read_part(folder / parts[1], _read_user, "FEMNIST")
     else:
         order = np.argsort(Stream(("femnist-split",)).numpy().random(len(labels)), kind="stable")
         num_train = int(_TRAIN_SHARE * len(labels))
         train, test = np.sort(order[:num_train]), np.sort(order[num_train:])
-        test_images, test_labels = images[test], labels[test]
+        test_images, test_labels, test_writers = images[test], labels[test], writers[test]
         images, labels, writers = images[train], labels[train], writers[train]
-    names, writer_numbers = np.unique(writers, return_inverse=True)
-    if not len(names) or not len(test_labels):
+    names = np.unique(np.concatenate([writers, test_writers]))
+    if not len(labels) or not len(test_labels):
         raise DataError(f"{folder}: the JSON files hold no training or no test samples")
     return {
         "train_images": images,
         "train_labels": labels,
         "test_images": test_images,
         "test_labels": test_labels,
-        "writers": writer_numbers.reshape(-1).astype(np.int64),
+        "writers": np.searchsorted(names, writers).astype(np.int64),
+        "test_writers": np.searchsorted(names, test_writers).astype(np.int64),
     }
 
 

@@ -68,6 +68,7 @@ class Pictures(TypedDict):
         mean: Per channel, of the pixels divided by ``scale``.
         std: Per channel, likewise, > 0.
         writers: ``[S]``, >= 0: each training sample's natural client; None where there is none.
+        test_writers: ``[S_test]``, likewise, numbered as ``writers`` are; so a client has test samples of its own.
         class_names: One per class, or empty.
     """
 
@@ -81,6 +82,7 @@ class Pictures(TypedDict):
     mean: Sequence[float]
     std: Sequence[float]
     writers: NotRequired[Array | None]
+    test_writers: NotRequired[Array | None]
     class_names: NotRequired[Sequence[str]]
 
 
@@ -93,7 +95,8 @@ class Samples:
             keyword (they become one structured array). Text of several lengths is padded, with a mask beside it.
         targets: ``[S, ...]``, integers or floats: what the task makes of them, it checks. Left out or None: there are
             none, and they become ``[S, 0]``.
-        groups: ``[S]``, each sample's natural client (writer, speaker, hospital), >= 0; None where there is none.
+        groups: ``[S]``, each sample's natural client (writer, speaker, hospital), >= 0; None where there is none. Where
+            the test samples say it, too, a client of whole groups has test samples of its own.
         strata: ``[S]``, >= 0: what partitions by class go by; None: what the task makes of the targets.
 
     Raises:
@@ -193,8 +196,11 @@ class Dataset:
                 f"{where}training and test images must have one shape and type, but are "
                 f"{train.shape[1:]} {train.dtype} and {test.shape[1:]} {test.dtype}"
             )
-        writers = pictures.get("writers")
-        groups = None if writers is None else integers(writers, f"{where}writers", length=len(train), each="image")
+        named = (("writers", pictures.get("writers"), train), ("test_writers", pictures.get("test_writers"), test))
+        groups = {
+            key: None if values is None else integers(values, f"{where}{key}", length=len(images), each="image")
+            for key, values, images in named
+        }
         constants = Pixels(
             scale=pictures["scale"],
             mean=tuple(map(float, pictures["mean"])),
@@ -203,8 +209,8 @@ class Dataset:
         constants.check(where, num_channels=train.shape[1])
         return cls(
             name=name,
-            train=Samples(inputs=train, targets=labels["train"], groups=groups),
-            test=Samples(inputs=test, targets=labels["test"]),
+            train=Samples(inputs=train, targets=labels["train"], groups=groups["writers"]),
+            test=Samples(inputs=test, targets=labels["test"], groups=groups["test_writers"]),
             num_classes=num_classes,
             class_names=tuple(pictures.get("class_names", ())),
             pixels=constants,
@@ -340,7 +346,7 @@ def of_bytes(
 
     Args:
         name: What it is called in tables.
-        arrays: The images and labels, perhaps the writers, by their names in :meth:`Dataset.images`.
+        arrays: The images and labels, perhaps their writers, by their names in :meth:`Dataset.images`.
         pixels: Mean and standard deviation per channel, of the pixels divided by 255.
         class_names: One per class.
     """
