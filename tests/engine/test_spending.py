@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,20 @@ import numpy as np
 import pytest
 import torch
 from tiny import net
+from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedbuff import fedbuff
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.catalog import built_in_card, resolve
+from fedsweep.components.codec import AsItIs, Codec, Communication
 from fedsweep.components.compression.registry import CODECS
 from fedsweep.components.spending import Even, Gain, Offer, Outlook, SpendingPlanner, Spent, levels_of
 from fedsweep.config import load_config
 from fedsweep.engine.ahead.spending import landed
 from fedsweep.engine.cost import CostModel
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast, planned_rounds
 from fedsweep.engine.plan import Planner
 from fedsweep.errors import ConfigError, InvariantError
@@ -28,7 +33,10 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment, Option, StopLimits
 from fedsweep.method import FederatedMethod
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
+from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, run_rounds, tiny_device, tiny_experiment, with_devices
+from fedsweep.testing.fleets import SplitFleet
+from fedsweep.world.devices import DeviceProfile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +75,106 @@ def spending(
     return replace(plain, spending=planner, options=options)
 
 
+DOWN = [AsItIs(), *(CODECS[name]() for name in ("fp16", "topk", "sign"))]
+
+
+def with_downs(experiment: Experiment, downs: Sequence[Codec]) -> Experiment:
+    """The same with the server's codec as a further choice."""
+    options = tuple(
+        Option(
+            values={**option.values, "communication.down": str(down)},
+            experiment=replace(option.experiment, communication=Communication(down=down)),
+        )
+        for option in experiment.options
+        for down in downs
+    )
+    return replace(experiment, communication=Communication(down=downs[0]), options=options)
+
+
+def on_devices(experiment: Experiment, devices: Sequence[DeviceProfile]) -> Experiment:
+    options = tuple(replace(o, experiment=with_devices(o.experiment, devices)) for o in experiment.options)
+    return with_devices(replace(experiment, options=options), devices)
+
+
+def length(codec: Codec, params: int, shapes: Any) -> int:
+    """Bytes of a message, as one buffer."""
+    if not codec.encodes:
+        return 4 * params
+    message = codec.fitted(shapes).encode(torch.zeros(params), Stream(("any",)))
+    return sum(-(-len(t) // 8) if t.dtype == torch.bool else t.numel() * t.element_size() for t in message.values())
+
+
+METHODS = [fedavg(), dynamicfl(group_size=1, high_interval=4, low_interval=4), scaffold(), fedbuff()]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_missed_message_costs_what_its_own_rounds_codec_made_it(method: FederatedMethod, seed: int) -> None:
+    """By hand: a list of all messages of the server, and where in it each client is; of published content likewise."""
+    plain = spending(method, AtRandom(seed=seed), total_bytes=10**9, cohorts=(3,), num_clients=7, rounds=10**7)
+    experiment = on_devices(with_downs(plain, DOWN), [tiny_device(1e18, bits_per_s=8e3)])
+    engine, params = local_engine(experiment), experiment.layout.num_params
+    state, taken, seen = engine.start(), set(), set()
+    models, at = list[int](), dict[int, int]()
+    contents, given, has = list[int](), None, dict[int, int | Tensor]()
+    for _ in range(14):
+        assert engine.spending is not None
+        chosen = engine.spending.next(state)
+        assert chosen is not None
+        down = experiment.options[chosen.decision.choice].experiment.communication.down
+        own, sent, most = length(down, params, experiment.layout.shapes), 0, 0
+        control = state.components.get("refinement0", {}).get("control") if method.name == "scaffold" else None
+        if control is not None and down.encodes and (given is None or not torch.equal(control, given)):
+            contents += [own] * (1 if given is not None or not control.any() else 2)
+            given = control
+        for point in chosen.plan.points:
+            for client in (job.client for job in point.start if not job.resume):
+                missed = models[at.get(client, 0) :]
+                one = own if not missed else missed[0] if len(missed) == 1 else min(sum(missed), 4 * params)
+                sent, most, at[client] = sent + one, max(most, one), len(models)
+                seen.add(len(missed))
+                if control is None:
+                    continue
+                before = has.get(client)
+                if not down.encodes:
+                    is_same = isinstance(before, Tensor) and torch.equal(before, control)
+                    sent, has[client] = sent + 4 * params * (not is_same), control
+                    continue
+                late = contents[before if isinstance(before, int) else min(1, len(contents) - 1) :]
+                sent += 0 if not late else late[0] if len(late) == 1 else min(sum(late), 4 * params)
+                has[client] = len(contents)
+            models += [own] * bool(point.attend)
+        after, _ = engine.advance(state)
+        assert after.records[-1].bytes_down == sent
+        if control is None:
+            assert chosen.decision.cost == sent + after.records[-1].bytes_up
+        if method.name == "fedavg":  # at 1,000 bytes a second, a whole model back
+            assert state.clock is not None and after.clock == pytest.approx(state.clock + (most + 4 * params) / 1000)
+        assert after.decisions[-1] == chosen.decision
+        taken.add(type(down))
+        state = after
+    assert len(taken) >= 3 and 0 in seen and max(seen) > 2
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=lambda m: m.name)
+def test_a_choice_of_one_codec_downwards_is_that_codec(method: FederatedMethod) -> None:
+    plain = spending(method, AtRandom(), total_bytes=10**9, cohorts=(2, 3), num_clients=7, rounds=6)
+    one, never = with_downs(plain, DOWN[2:3]), with_downs(plain, DOWN[2:])
+    never = replace(never, options=tuple(o for o in never.options if o.experiment.communication.down == DOWN[2]))
+    first, second = (run_rounds(local_engine(experiment)) for experiment in (one, never))
+    assert torch.equal(first.vector, second.vector) and first.total_bytes == second.total_bytes
+
+
+def test_workers_put_the_servers_messages_through_the_codec_that_was_chosen() -> None:
+    method = dynamicfl(group_size=1, high_interval=2, low_interval=4)
+    plain = spending(method, AtRandom(seed=3), total_bytes=10**9, cohorts=(3,), rounds=10**7)
+    experiment = with_downs(plain, DOWN)
+    alone, split = local_engine(experiment), Engine(experiment, SplitFleet(experiment))
+    first, second = (run_rounds(engine, rounds=4) for engine in (alone, split))
+    assert torch.equal(first.vector, second.vector) and first.total_bytes == second.total_bytes
+    assert len({decision.choice for decision in first.decisions}) > 2 and first.made == second.made
+
+
 @pytest.mark.slow
 def test_a_hundred_random_worlds_end_within_a_hundredth_below_their_budget() -> None:
     """Whatever the planner wants, a message being less than a hundredth of the budget."""
@@ -81,17 +189,20 @@ def test_a_hundred_random_worlds_end_within_a_hundredth_below_their_budget() -> 
         costs = CostModel(experiment)
         pair = 2 * costs.message_values * 4
         budget = int(pair * generator.uniform(105, 160))
-        rounds = int(np.ceil(1.2 * budget / pair / max(cohorts))) + int(generator.integers(0, 40))
+        coded = world % 20 < 2  # messages are shorter, so there are more of them
+        rounds = int(np.ceil((1.2 + 0.8 * coded) * budget / pair / max(cohorts))) + int(generator.integers(0, 40))
         training = replace(experiment.training, rounds=rounds, stop=StopLimits(total_bytes=budget))
         options = tuple(
             replace(o, experiment=replace(o.experiment, training=replace(o.experiment.training, rounds=rounds)))
             for o in experiment.options
         )
         experiment = replace(experiment, training=training, options=options)
+        if coded:
+            experiment = with_downs(experiment, DOWN[1:3])
         sent = sum(plan.num_bytes for plan in planned_rounds(experiment, Planner(experiment, costs)))
         once = forecast(replace(experiment, options=()), most_planned=1).registration_bytes
         assert 0.99 * budget <= sent + once <= budget, (world, sent / budget)
-        if world % 20 < 2:  # one in ten, half of them DynamicFL's
+        if coded:  # one in ten, half of them DynamicFL's
             assert run_rounds(local_engine(experiment)).total_bytes == sent + once
 
 
@@ -112,31 +223,28 @@ def test_what_is_trained_ends_there_too(planner: SpendingPlanner, method: Federa
 
 def test_a_budget_of_virtual_seconds_is_never_passed() -> None:
     plain = spending(fedavg(), Gain(), total_bytes=1, cohorts=(1, 2, 3), rounds=100)
-    devices = [tiny_device(1e6), tiny_device(3e6)]
     stop = StopLimits(sim_time_s=0.5)
-    timed = with_devices(replace(plain, training=replace(plain.training, stop=stop)), devices)
     options = tuple(
-        replace(
-            o,
-            experiment=with_devices(replace(o.experiment, training=replace(o.experiment.training, stop=stop)), devices),
-        )
-        for o in timed.options
+        replace(o, experiment=replace(o.experiment, training=replace(o.experiment.training, stop=stop)))
+        for o in plain.options
     )
-    state = run_rounds(local_engine(replace(timed, options=options)))
+    timed = replace(plain, training=replace(plain.training, stop=stop), options=options)
+    state = run_rounds(local_engine(on_devices(timed, [tiny_device(1e6), tiny_device(3e6)])))
     assert state.clock is not None and 0.9 * 0.5 <= state.clock <= 0.5
 
 
 def test_a_resumed_run_spends_as_the_unbroken_one(tmp_path: Path) -> None:
-    """With codecs that are chosen round by round, whose error feedback clients keep."""
+    """With codecs that are chosen round by round, whose error feedback clients and server keep."""
     plain = spending(fedavg(), AtRandom(seed=3), total_bytes=40_000, cohorts=(2, 3), rounds=60)
     codecs = [CODECS[name](error_feedback=True) for name in ("topk", "sign")]
     options = tuple(
         Option(
-            values={**option.values, "communication.up": str(codec)},
-            experiment=replace(option.experiment, communication=replace(plain.communication, up=codec)),
+            values={**option.values, "communication": f"{up}, {down}"},
+            experiment=replace(option.experiment, communication=Communication(up=up, down=down)),
         )
         for option in plain.options
-        for codec in codecs
+        for up in codecs
+        for down in codecs
     )
     experiment = replace(plain, options=options)
     whole, engine = run_rounds(local_engine(experiment)), local_engine(experiment)
@@ -144,9 +252,10 @@ def test_a_resumed_run_spends_as_the_unbroken_one(tmp_path: Path) -> None:
     store.save(run_rounds(engine, rounds=5), fetch=engine.fleet.fetch)
     again = local_engine(experiment)
     state = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
-    assert state is not None and len(state.decisions) == 5
+    assert state is not None and len(state.decisions) == 5 and len(state.made) > 1 and state.left is not None
     after = run_rounds(again, state)
     assert torch.equal(after.vector, whole.vector) and after.decisions == whole.decisions
+    assert after.total_bytes == whole.total_bytes and after.made == whole.made
     assert len({decision.choice for decision in whole.decisions}) > 2 and whole.total_bytes <= 40_000
 
 
@@ -233,6 +342,10 @@ WRONG = [
         "planner.choices|group",
     ),
     ({"choices": {"communication.up": [{"name": "fp16"}, {"name": "topk", "error_feedback": True}]}}, "error feedback"),
+    (
+        {"choices": {"communication.down": [None, {"name": "topk", "error_feedback": True}]}},
+        "communication.down need it",
+    ),
     ({"name": "gane", "choices": {"training.cohort_size": [1]}}, "gain"),
 ]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.base import Published
-from fedsweep.components.codec import AsItIs, Codec
+from fedsweep.components.codec import AsItIs, Codec, Communication
 from fedsweep.components.local import LocalSolver, LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.records import ClientWork, Payload, SyncPoint
@@ -195,7 +195,7 @@ class Segment:
         stepping: How clients are stepped, where that was tried; None: as the experiment says.
         left: What the server's messages have left out before the first point [P]; None: nothing.
         models: Models [V] of other hubs that jobs start from, by hub.
-        codec: What clients' messages go through, where that is chosen round by round; None: as the experiment says.
+        codecs: What messages go through, where that is chosen round by round; None: as the experiment says.
     """
 
     round: int
@@ -214,7 +214,7 @@ class Segment:
     stepping: Stepping | None = None
     left: Tensor | None = None
     models: Mapping[int, Tensor] = field(default_factory=dict)
-    codec: Codec | None = None
+    codecs: Communication | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

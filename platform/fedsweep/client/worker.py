@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.coding import sent_down, travelling
+from fedsweep.client.coding import sent_down
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.lanes.proof import proved
@@ -122,7 +122,6 @@ class Worker:
         self._attended: set[int] = set()
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
-        self._down = side.down_codec.fitted(travelling(FULL_MODEL, layout).shapes)
         # What has to prove itself first is chosen by a segment.
         self._lanes = None if side.lanes is None or side.lanes.proves else Lanes(side, side.lanes)
         self._stepping: Stepping | None = None
@@ -146,8 +145,8 @@ class Worker:
             self._stepping = segment.stepping
             settings = None if segment.stepping is None else segment.stepping.lanes
             self._lanes = None if settings is None else Lanes(self._side, settings)
-        if segment.codec is not None:
-            self._side = replace(self._side, codec=segment.codec)
+        if segment.codecs is not None:
+            self._side = replace(self._side, codec=segment.codecs.up, down_codec=segment.codecs.down)
         if (segment.round, segment.attempt) != self._round:
             # A round that was given up, by whomever, is begun from its start: nothing of it may be gone on with.
             self._rounds, self._attended = {}, set()
@@ -161,7 +160,7 @@ class Worker:
         home = self._side.device if self._exchange.on_device and self._side.device != "lazy" else "cpu"
         # A copy, since the exchange writes each mean into it: a round begun anew starts from the caller's anchor.
         current = anchor.to(home, copy=True) if folded else anchor
-        down, left = self._down, segment.left
+        down, left = self._side.down_codec, segment.left
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, tasks, current, segment.version + number, memories)
             # An attendee that has none here is another worker's, or delivers work of an earlier round, which the server
@@ -217,7 +216,8 @@ class Worker:
         """Put what clients have of a mean in its place, and return what the server's messages have left out."""
         # On every worker alike: they have the same mean, and draw the same numbers.
         source = stream(self._side.seed, "codec down", segment.round, position=number)
-        target, left = sent_down(self._down, self._layout, target=current, before=before, left=left, stream=source)
+        down = self._side.down_codec
+        target, left = sent_down(down, self._layout, target=current, before=before, left=left, stream=source)
         current.copy_(target)
         return left
 

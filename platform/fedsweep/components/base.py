@@ -45,13 +45,13 @@ class Published:
         like: ``"params"``: one value per param of the full model [P], in their order; a client gets those of its
             sub-model. None: it is sent as it is.
         is_kept: Clients keep it until it changes; otherwise it is sent with the model each time.
-        number: 1 and how many messages have made it what it is, where it goes through a codec; set by the engine.
+        made: Which codecs' messages have made it what it is, where it goes through one; set by the engine.
     """
 
     value: Tensor
     like: Literal["params"] | None = None
     is_kept: bool = True
-    number: int = 0
+    made: tuple[tuple[int, ...], ...] = ()
 
 
 def _a_report(answer: Any, call: Call) -> None:

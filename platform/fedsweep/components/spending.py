@@ -24,10 +24,18 @@ class Offer:
     Attributes:
         values: What it sets, by dotted key of the configuration.
         cost: Of the next round, in the budget's unit; infinite where another limit rules it out.
+        debt: What such rounds cost more than this one where all of the server's messages go through the offer's codec:
+            a download is of those of earlier rounds. Below 0: less.
     """
 
     values: Mapping[str, Any]
     cost: float
+    debt: float = 0.0
+
+    @property
+    def lasting(self) -> float:
+        """Cost of a round where all are like it."""
+        return self.cost + self.debt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +100,7 @@ class Even(SpendingPlanner):
 
     def choose(self, outlook: Outlook) -> tuple[int, str]:
         share = outlook.left / outlook.rounds_left
-        costs = [offer.cost for offer in outlook.offers]
+        costs = [offer.lasting for offer in outlook.offers]
         within = [number for number, cost in enumerate(costs) if cost <= share]
         if not within:
             return min(range(len(costs)), key=costs.__getitem__), "the least, which is more than an even share"
@@ -157,14 +165,14 @@ def levels_of(offers: Sequence[Offer]) -> list[list[int]]:
 
     Where all do, each is a level.
     """
-    by_cost = sorted(range(len(offers)), key=lambda number: offers[number].cost)
+    by_cost = sorted(range(len(offers)), key=lambda number: offers[number].lasting)
     levels: dict[str, list[int]] = {}
     for number in by_cost:
         rest = {key: value for key, value in offers[number].values.items() if key != COHORT}
         levels.setdefault(repr(rest), []).append(number)
     if len(levels) == 1:
         return [[number] for number in by_cost]
-    return sorted(levels.values(), key=lambda level: offers[level[-1]].cost)
+    return sorted(levels.values(), key=lambda level: offers[level[-1]].lasting)
 
 
 def _mean(rounds: Sequence[Spent]) -> float:

@@ -36,7 +36,8 @@ class Planner(NamedComponent):
     choices: dict[str, list[Any]] = Field(
         default_factory=dict,
         description="Dotted key -> values that a round may have: training.cohort_size, local_epochs or local_steps,"
-        " communication.up, and parameters of the method that only plan its rounds (method.interval: [20, 5, 1]).",
+        " communication.up and down, and parameters of the method that only plan its rounds (method.interval:"
+        " [20, 5, 1]).",
     )
 
     @field_validator("choices")
@@ -64,4 +65,10 @@ class Planner(NamedComponent):
 
 
 _MOST_OPTIONS = 64
-_CHOSEN = ("training.cohort_size", "training.local_epochs", "training.local_steps", "communication.up")
+_CHOSEN = (
+    "training.cohort_size",
+    "training.local_epochs",
+    "training.local_steps",
+    "communication.up",
+    "communication.down",
+)

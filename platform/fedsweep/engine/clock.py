@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from fedsweep.components.probes import Probe
 from fedsweep.engine.coded import Announced
-from fedsweep.engine.cost import CostModel, registration_sizes
+from fedsweep.engine.cost import CostModel, Missed, registration_sizes
 from fedsweep.engine.ledger import Ledger
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
@@ -32,7 +32,7 @@ class Leg:
         client: Who.
         steps: Local steps on the way.
         after: Local steps of the round that it took before.
-        down: Messages by which the server sends its model first; 0: it sends none.
+        down: Messages by which the server sends its model first, see ``CostModel.sizes``; None: it sends none.
         masked: With the sub-model's masks, which travel once a round.
         up: The client sends its model at the end.
         probes: Forward passes of all its samples that measurements and terms' own work take on the way.
@@ -41,7 +41,7 @@ class Leg:
     client: int
     steps: int
     after: int = 0
-    down: int = 1
+    down: Missed | None = ()
     masked: bool = True
     up: bool = True
     probes: float = 0
@@ -90,22 +90,22 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
         samples = work.samples_in(leg.after + leg.steps) - work.samples_in(leg.after)
     probed = leg.probes * context.work[leg.client].num_samples if leg.probes else 0
     costs, beside = prices.costs, prices.beside
-    model = costs.num_bytes(submodel, "down", leg.down or 1) + submodel.index_bytes() * leg.masked
+    model = costs.num_bytes(submodel, "down", leg.down or ()) + submodel.index_bytes() * leg.masked
     down = model + beside.get((leg.client, "down"), 0)
     up = costs.num_bytes(submodel, "up") + beside.get((leg.client, "up"), 0)
     return client_time(
         jittered(device, seed=prices.seed, round=context.round, client=leg.client),
         steps=leg.steps,
         flops=costs.flops(submodel, samples, work=context.work.get(leg.client), probed=probed),
-        bits_down=8 * down if leg.down else 0,
+        bits_down=8 * down if leg.down is not None else 0,
         bits_up=8 * up if leg.up else 0,
     )
 
 
 def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTime:
     """Time a member of the cohort: all of its steps with one message down and one up."""
-    messages = 1 if prices.announced is None else max(1, prices.announced.missed(client))
-    leg = Leg(client=client, steps=context.work[client].steps, down=messages, probes=prices.probed(last=True))
+    missed = () if prices.announced is None else prices.announced.download(client)
+    leg = Leg(client=client, steps=context.work[client].steps, down=missed, probes=prices.probed(last=True))
     return leg_time(leg, context, prices)
 
 
@@ -200,9 +200,9 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
         the server will have it.
     """
     now, ready = context.clock, dict(context.ready)
-    started: dict[int, tuple[float, int, int]] = {}
+    started: dict[int, tuple[float, int, Missed | None]] = {}
     downloads = {} if prices.announced is None else prices.announced.downloads(points)
-    due = {client: iter(messages) for client, messages in downloads.items()}
+    due = {client: iter(missed) for client, missed in downloads.items()}
     taken = dict.fromkeys(context.cohort, 0)
     jobs = Counter(job.client for point in points for job in point.start)
     masked: set[int] = set()  # a round's masks travel once
@@ -213,8 +213,8 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
             jobs[client] -= 1
             probes = prices.probed(last=not jobs[client])
         # Whoever has no job only sends what it did in earlier rounds.
-        begun, steps, down = started.pop(client, (max(opened, ready.get(client, 0.0)), 0, 0))
-        before, first = taken.get(client, 0), bool(down) and client not in masked
+        begun, steps, down = started.pop(client, (max(opened, ready.get(client, 0.0)), 0, None))
+        before, first = taken.get(client, 0), down is not None and client not in masked
         masked.update([client] if first else [])
         taken[client] = before + steps
         leg = Leg(client=client, steps=steps, after=before, down=down, masked=first, up=up, probes=probes)
@@ -225,7 +225,7 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
         for job in point.start:
             # A device takes up a job when it is through with the one before.
             begun = max(now, job.not_before, ready.pop(job.client, 0.0))
-            down = 0 if job.resume else next(due[job.client]) if due else 1
+            down = None if job.resume else next(due[job.client]) if due else ()
             started[job.client] = (begun, job.steps, down)
         opened = now
         for client in point.attend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from fedsweep.client.coding import decoded_reply, decoded_sum, sent_down
 from fedsweep.client.messages import Reply
 from fedsweep.components.base import Published
-from fedsweep.engine.cost import CostModel
+from fedsweep.engine.cost import CostModel, Made, Missed, since
 from fedsweep.engine.state import RunState
 from fedsweep.records import SyncPoint
 from fedsweep.streams import Stream, stream
@@ -28,6 +29,9 @@ class Announced:
         version: Messages so far, the version of the server's model.
         last_models: Clients that have taken a model, ascending, and the version that each took last [2, K], int64;
             None: nobody has.
+        made: The codecs of the messages so far.
+        own: Number of the codec of the round's own messages.
+        kinds: How many codecs there are.
 
     Source: Sattler et al. (2019), Robust and communication-efficient federated learning from non-iid data: clients that
         missed rounds download the sum of what they missed, or the whole model where that is less.
@@ -35,17 +39,25 @@ class Announced:
 
     version: int
     last_models: Tensor | None = None
+    made: Made = ()
+    own: int = 0
+    kinds: int = 1
 
     @classmethod
-    def of(cls, state: RunState) -> Announced:
-        """Return them before a run's next round."""
-        return cls(version=state.version, last_models=state.last_models)
+    def of(cls, state: RunState, costs: CostModel) -> Announced:
+        """Return them before a run's next round, which has such costs."""
+        last, made = state.last_models, state.made
+        return cls(version=state.version, last_models=last, made=made, own=costs.own_down, kinds=len(costs.downs))
 
-    def missed(self, client: int) -> int:
+    def missed(self, client: int) -> Missed:
         """Return messages since the model that a client took last."""
-        return self.version - self._last([client]).get(client, 0)
+        return since(self.made, self._last([client]).get(client, 0), self.kinds)
 
-    def downloads(self, points: Sequence[SyncPoint], lost: Iterable[int] = ()) -> dict[int, tuple[int, ...]]:
+    def download(self, client: int) -> Missed:
+        """Return what a client is sent as the round begins: what it missed, or one message of the round's own."""
+        return _at_least_one(self.missed(client))
+
+    def downloads(self, points: Sequence[SyncPoint], lost: Iterable[int] = ()) -> dict[int, tuple[Missed, ...]]:
         """Return the messages of each of a round's downloads, in their order by client, at least 1 each.
 
         Args:
@@ -53,20 +65,23 @@ class Announced:
             lost: These clients, which download once, as the round begins.
         """
         begun, _, _ = self._played(points)
-        sent = {client: tuple(counts) for client, counts in begun.items()}
-        return sent | {client: (max(1, self.missed(client)),) for client in lost}
+        sent = {client: tuple(missed) for client, missed in begun.items()}
+        return sent | {client: (self.download(client),) for client in lost}
 
-    def after(self, points: Sequence[SyncPoint]) -> Announced:
-        """Return them after a round; who dropped out forgets the model that it took."""
-        _, last, version = self._played(points)
+    def after(self, points: Sequence[SyncPoint]) -> dict[str, Any]:
+        """Return what is kept of them after a round, by field of the run's state.
+
+        Who dropped out forgets the model that it took.
+        """
+        _, last, made = self._played(points)
         if not last:
-            return replace(self, version=version)
+            return {"last_models": self.last_models, "made": made}
         news = torch.tensor(sorted(last.items()), dtype=torch.int64).T.contiguous()
         if self.last_models is not None:
             others = self.last_models[:, ~torch.isin(self.last_models[0], news[0])]
             news = torch.cat([others, news], dim=1)
             news = news[:, news[0].argsort()].contiguous()
-        return Announced(version=version, last_models=news)
+        return {"last_models": news, "made": made}
 
     def _last(self, clients: Sequence[int]) -> dict[int, int]:
         """Return the versions that clients took last, of those that have."""
@@ -77,18 +92,31 @@ class Announced:
         there = self.last_models[0, places] == clients_K
         return dict(zip(clients_K[there].tolist(), self.last_models[1, places[there]].tolist(), strict=True))
 
-    def _played(self, points: Sequence[SyncPoint]) -> tuple[dict[int, list[int]], dict[int, int], int]:
-        """Return each download's messages by client, the versions taken last by these clients, and the last version."""
-        version, downloads = self.version, dict[int, list[int]]()
+    def _played(self, points: Sequence[SyncPoint]) -> tuple[dict[int, list[Missed]], dict[int, int], Made]:
+        """Return each download's messages by client, the versions taken last by these clients, and all codecs."""
+        version, made, downloads = self.version, self.made, dict[int, list[Missed]]()
         clients = sorted({job.client for point in points for job in point.start if not job.resume})
         last = dict.fromkeys(clients, 0) | self._last(clients)
         for point in points:
             for job in point.start:
                 if not job.resume:
-                    downloads.setdefault(job.client, []).append(max(1, version - last[job.client]))
+                    missed = _at_least_one(since(made, last[job.client], self.kinds))
+                    downloads.setdefault(job.client, []).append(missed)
                     last[job.client] = version
-            version += versions_made([point])
-        return downloads, last, version
+            if versions_made([point]):
+                version += 1
+                made = with_message(made, self.own)
+        return downloads, last, made
+
+
+def _at_least_one(missed: Missed) -> Missed:
+    return missed if any(missed) else ()
+
+
+def with_message(made: Made, codec: int) -> Made:
+    """Return the codecs of the server's messages with one more by this codec."""
+    upto = made[-1][0] + 1 if made else 1
+    return (*(made[:-1] if made and made[-1][1] == codec else made), (upto, codec))
 
 
 def versions_made(points: Iterable[SyncPoint]) -> int:
@@ -113,7 +141,7 @@ class RoundCodecs:
 
     def __init__(self, costs: CostModel, seed: int, state: RunState) -> None:
         self._up, self._down, self._full = costs.codecs["up"], costs.codecs["down"], costs.layout
-        self.down_encodes, self.up_sums = self._down.encodes, self._up.decodes_sums
+        self.down_encodes, self.up_sums, self._number = self._down.encodes, self._up.decodes_sums, costs.own_down
         self._stream: Callable[[str, int], Stream] = lambda purpose, position: stream(
             seed, purpose, state.round + 1, position=position
         )
@@ -144,18 +172,20 @@ class RoundCodecs:
 
     @staticmethod
     def _announced(content: Published, sent: Mapping[str, Tensor]) -> Published:
-        return replace(content, value=sent["sent"], number=int(sent["number"]) if "number" in sent else 1)
+        return replace(content, value=sent["sent"], made=tuple(map(tuple, sent["made"].tolist())))
 
     def _sent_content(self, name: str, value: Tensor, position: int) -> Mapping[str, Tensor]:
         last = self.sent_contents.get(name)
         if last is None or not torch.equal(last["given"], value):
             # What an earlier message left out is in the move since what clients have.
             before = torch.zeros_like(value) if last is None else last["sent"]
-            # Everybody has zeros: content that begins with them is announced, but is not missed by who comes later.
-            number = torch.tensor(1) + value.any() if last is None else last.get("number", torch.tensor(1)) + 1
+            made = with_message(() if last is None else tuple(map(tuple, last["made"].tolist())), self._number)
+            if last is None and value.any():
+                # Everybody has zeros: content that begins with them is announced, but not missed by who comes later.
+                made = with_message(made, self._number)
             source = self._stream(f"codec down {name}", position)
             sent, _ = sent_down(self._down, self._full, target=value, before=before, left=None, stream=source)
-            last = self.sent_contents[name] = {"given": value, "sent": sent, "number": number}
+            last = self.sent_contents[name] = {"given": value, "sent": sent, "made": torch.tensor(made)}
         return last
 
     def received(self, reply: Reply, submodel: SubModel, anchor: Tensor, move: Tensor | None = None) -> Reply:

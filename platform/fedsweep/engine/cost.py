@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
+from operator import itemgetter
 
 import torch
 
@@ -28,21 +30,31 @@ from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 
 _MOST_SHAPES = 1000
 
+# How many of the server's messages are sent at once, by number of the codec that made them; none: one of the round's
+# own.
+Missed = tuple[int, ...]
+# Which codec made the server's messages: for each stretch of them its last one's number, from 1, and the codec's.
+Made = tuple[tuple[int, ...], ...]
+
 
 class CostModel:
     """Costs of sub-models; the forward MACs of each are counted once.
 
     Args:
         experiment: Gives the model and the shape of its inputs.
+        downs: The codecs that the server's messages may have gone through in other rounds; none: the experiment's own.
 
     Attributes:
         model: A template of the full model.
         layout: How the full model lies in its vector.
         job_passes: Forward passes of each of its samples that a client's work outside the steps takes in each job.
         codecs: Of what clients send, and of what the server sends.
+        downs: Codecs of the server's messages.
+        own_down: Number of the experiment's own among them.
+        announces: Some of the server's messages go through a codec.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, downs: Sequence[Codec] = ()) -> None:
         self._experiment = experiment
         self.model = experiment.template
         shape = experiment.world.data.images.shape[1:]
@@ -58,7 +70,10 @@ class CostModel:
         self._macs: dict[tuple[str, bool], int] = {}
         self.codecs: dict[Direction, Codec] = {"up": experiment.up_codec, "down": experiment.communication.down}
         self._own_codec = experiment.method.codec.encodes
-        self._encoded: dict[tuple[Direction, Shapes], Mapping[str, Size]] = {}
+        self.downs = tuple(downs) or (self.codecs["down"],)
+        self.own_down = self.downs.index(self.codecs["down"])
+        self.announces = any(codec.encodes for codec in self.downs)
+        self._encoded: dict[tuple[Direction, int, Shapes], Mapping[str, Size]] = {}
 
     @cached_property
     def _counted(self) -> Counted:
@@ -131,16 +146,15 @@ class CostModel:
         """
         return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch).step / PASSES_OF_A_STEP
 
-    def sizes(self, submodel: SubModel, direction: Direction, messages: int = 1) -> Mapping[str, Size]:
+    def sizes(self, submodel: SubModel, direction: Direction, missed: Missed = ()) -> Mapping[str, Size]:
         """Size a message that carries the sub-model, by kind, without the masks that come with it once a round.
 
-        A codec's message is taken to be as long as one of noise: of most it depends on shapes alone. ``messages``: the
+        A codec's message is taken to be as long as one of noise: of most it depends on shapes alone. ``missed``: the
         receiver is sent so many at once, see ``Announced``.
         """
-        codec = self.codecs[direction]
-        if not codec.encodes:
+        if not (self.codecs[direction].encodes or missed):
             return whole_values(submodel.message(self.layout, direction))
-        return self.encoded(submodel, direction, self.of_params(submodel, direction, messages))
+        return self.encoded(submodel, direction, self.of_params(submodel, direction, missed))
 
     @cached_property
     def message_values(self) -> int:
@@ -152,30 +166,42 @@ class CostModel:
         """Tell whether what travels beside models in the params' form is encoded: not by a method's own codec."""
         return self.codecs[direction].encodes and not (direction == "up" and self._own_codec)
 
-    def of_params(self, submodel: SubModel, direction: Direction, messages: int = 1) -> Mapping[str, Size]:
+    def of_params(self, submodel: SubModel, direction: Direction, missed: Missed = ()) -> Mapping[str, Size]:
         """Size what a codec makes of values in the form of the sub-model's params, by its tensors' names.
 
         Of several messages all, or, where that is less, all values as they are.
         """
+        if not missed:
+            return self._message(submodel, direction, self.own_down)
+        counted = [(times, self._message(submodel, direction, codec)) for codec, times in enumerate(missed) if times]
+        if sum(missed) == 1:
+            return counted[0][1]
+        sizes: dict[str, Size] = {}
+        for times, message in counted:
+            for kind, size in message.items():
+                before = sizes.get(kind, Size(0, 0))
+                sizes[kind] = Size(before.values + times * size.values, before.num_bytes + times * size.num_bytes)
+        number = travelling(submodel, self.layout).size
+        whole = Size(number, BYTES_PER_VALUE * number)
+        return {"whole": whole} if sum(size.num_bytes for size in sizes.values()) >= whole.num_bytes else sizes
+
+    def _message(self, submodel: SubModel, direction: Direction, number: int) -> Mapping[str, Size]:
+        """Size one message of params; ``number``: of the codec, for what the server sends."""
         travels = travelling(submodel, self.layout)
-        key = (direction, travels.shapes)
+        key = (direction, number, travels.shapes)
         if key not in self._encoded:
+            codec = self.codecs["up"] if direction == "up" else self.downs[number]
+            if not codec.encodes:
+                return {"whole": Size(travels.size, BYTES_PER_VALUE * travels.size)}
             # Keyed by the length alone: a plan costs the same with every seed, and in every round.
             source = Stream(("codec", travels.size))
             noise = torch.randn(travels.size, generator=source.torch(), dtype=self.layout.dtype)
-            codec = self.codecs[direction].fitted(travels.shapes)
-            message = ask(codec, "encode", noise, source, when="for a plan")
+            message = ask(codec.fitted(travels.shapes), "encode", noise, source, when="for a plan")
             # Of parts that are drawn anew in each round some have the same shapes; those that do not are forgotten.
             if len(self._encoded) >= _MOST_SHAPES:
                 self._encoded = {}
             self._encoded[key] = message_sizes(message, self.layout.dtype)
-        one = self._encoded[key]
-        if messages == 1:
-            return one
-        whole = Size(travels.size, BYTES_PER_VALUE * travels.size)
-        if messages * sum(size.num_bytes for size in one.values()) >= whole.num_bytes:
-            return {"whole": whole}
-        return {kind: Size(messages * size.values, messages * size.num_bytes) for kind, size in one.items()}
+        return self._encoded[key]
 
     def encoded(self, submodel: SubModel, direction: Direction, params: Mapping[str, Size]) -> Mapping[str, Size]:
         """Size a message up where a codec made this of the params: buffers and optimiser state go beside it."""
@@ -184,9 +210,9 @@ class CostModel:
             kind: size for kind, size in whole.items() if kind != "params"
         }
 
-    def num_bytes(self, submodel: SubModel, direction: Direction, messages: int = 1) -> int:
+    def num_bytes(self, submodel: SubModel, direction: Direction, missed: Missed = ()) -> int:
         """Return bytes of that message, or of so many at once, in total."""
-        return sum(size.num_bytes for size in self.sizes(submodel, direction, messages).values())
+        return sum(size.num_bytes for size in self.sizes(submodel, direction, missed).values())
 
 
 class Charges:
@@ -208,7 +234,7 @@ class Charges:
         costs: CostModel,
         submodel: Callable[[int], SubModel],
         published: Mapping[int, Mapping[str, str]],
-        downloads: Mapping[int, Sequence[int]] | None = None,
+        downloads: Mapping[int, Sequence[Missed]] | None = None,
     ) -> None:
         self._costs, self._submodel, self._published = costs, submodel, published
         self._downloads = {client: iter(messages) for client, messages in (downloads or {}).items()}
@@ -223,8 +249,8 @@ class Charges:
     def download(self, client: int, contents: Mapping[str, Published]) -> None:
         """Charge the model, its masks and what is published, of this what the client has not got yet."""
         submodel = self._submodel(client)
-        messages = next(self._downloads[client]) if self._downloads else 1
-        self.ledger.message(client, "down", self._costs.sizes(submodel, "down", messages))
+        missed = next(self._downloads[client]) if self._downloads else ()
+        self.ledger.message(client, "down", self._costs.sizes(submodel, "down", missed))
         if client not in self._masked:
             self.ledger.message(client, "down", {"mask": Size(0, submodel.index_bytes())})
             self._masked.add(client)
@@ -233,23 +259,25 @@ class Charges:
             return
         versions = {}
         for name, content in contents.items():
-            if content.number:
-                versions[name] = str(content.number)
-                last = _number(has.get(name))
-                self._encoded_content(client, name, content.number - last if last else max(1, content.number - 1))
+            if content.made:
+                versions[name] = str(content.made[-1][0])
+                self._encoded_content(client, name, content.made, _number(has.get(name)))
                 continue
             versions[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != versions[name] or not content.is_kept:
                 self._content(client, name, content, submodel)
         self.published[client] = versions
 
-    def _encoded_content(self, client: int, name: str, messages: int) -> None:
-        if messages > 0:
-            sizes = self._costs.of_params(self._submodel(client), "down", messages)
+    def _encoded_content(self, client: int, name: str, made: Made, last: int) -> None:
+        # Who has none begins with zeros, which the first message tells of.
+        kinds = len(self._costs.downs)
+        missed = since(made, last, kinds) if last or made[-1][0] == 1 else since(made, 1, kinds)
+        if any(missed):
+            sizes = self._costs.of_params(self._submodel(client), "down", missed)
             self.ledger.message(client, "down", {f"{name}/{kind}": size for kind, size in sizes.items()})
 
     def _content(self, client: int, name: str, content: Published, submodel: SubModel) -> None:
-        size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
+        size = submodel.message(self._costs.layout, "down")["params"] if content.like else content.value.numel()
         self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
 
     def upload(self, client: int, reply: Reply | None = None) -> None:
@@ -275,6 +303,14 @@ class Charges:
 def _number(version: str | None) -> int:
     """Return the number of the message by which a client has content; 0: it has none, or not by a message."""
     return int(version) if version is not None and version.isdecimal() else 0
+
+
+def since(made: Made, last: int, kinds: int) -> Missed:
+    """Return the messages after number ``last``, by number of their codec; of so many codecs."""
+    counts = [0] * kinds
+    for upto, codec in made[bisect_right(made, last, key=itemgetter(0)) :]:
+        counts[codec], last = counts[codec] + upto - last, upto
+    return tuple(counts)
 
 
 def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:

@@ -230,11 +230,11 @@ class Engine:
     def _ways(self) -> tuple[tuple[RoundTools, RowMaker], ...]:
         """The parts that rounds are played with and recorded by, for each way that a budget may be spent."""
         assert self.spending is not None
-        options = [(way.option.experiment, way.costs) for way in self.spending.ways]
-        return tuple(
-            (replace(self.tools, experiment=option, costs=costs, codec=option.up_codec), RowMaker(option, costs))
-            for option, costs in options
-        )
+        ways = []
+        for option, costs in ((way.option.experiment, way.costs) for way in self.spending.ways):
+            codecs = replace(option.communication, up=option.up_codec)
+            ways.append((replace(self.tools, experiment=option, costs=costs, codecs=codecs), RowMaker(option, costs)))
+        return tuple(ways)
 
     def _proved(self, plan: RoundPlan, state: RunState) -> RunState:
         """Return the run with the way in which its clients are stepped, tried on a first tile of the round."""

@@ -183,7 +183,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
             hub_times=plan.hub_times,
             held=unfinished,
             version=state.version + versions_made(plan.points),
-            last_models=None if plan.announced is None else plan.announced.after(plan.points).last_models,
+            **({} if plan.announced is None else plan.announced.after(plan.points)),
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedsweep.components.probes import Probe
 from fedsweep.engine import clock
 from fedsweep.engine.coded import Announced
-from fedsweep.engine.cost import CostModel
+from fedsweep.engine.cost import CostModel, Missed
 from fedsweep.engine.drawn_round import DrawnRound
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
 from fedsweep.engine.hubs import clock as hubs_clock
@@ -79,7 +79,7 @@ class RoundPlan:
             and all(client in cohort for point in inner for client in point.attend)
         )
 
-    def sent_down(self) -> Mapping[int, tuple[int, ...]]:
+    def sent_down(self) -> Mapping[int, tuple[Missed, ...]]:
         """Return the messages of each download by client, see ``Announced``; the server's go through a codec."""
         assert self.announced is not None
         return self.announced.downloads(self.points, self.lost)
@@ -141,7 +141,7 @@ class Planner:
             seed=self._experiment.seed,
             probes=method.probes(components, context.round) if method.having["probes"] else (),
             sends_at_once=method.pacing.sends_at_once,
-            announced=Announced.of(state) if self._costs.codecs["down"].encodes else None,
+            announced=Announced.of(state, self._costs) if self._costs.announces else None,
         )
         context = replace(context, stream=stream(self._experiment.seed, "pacing", context.round))
         if state.clock is not None:
@@ -297,27 +297,27 @@ class Planner:
         announced: Announced | None = None,
     ) -> tuple[Size, int]:
         """Return models' messages, and the bytes of masks."""
-        messages: Counter[tuple[int, Direction, int]] = Counter()
+        messages: Counter[tuple[int, Direction, Missed]] = Counter()
         for client, work in lost.items():
-            messages.update({(client, "down", 1): 1, (client, "up", 1): int(work.sends)})
+            messages.update({(client, "down", ()): 1, (client, "up", ()): int(work.sends)})
         sent, masks = set(lost), 0
         for point, times in alike(points):
             if self._experiment.method.pacing.has_hubs:
                 for node, direction, _ in (*of_jobs(point), *of_merges(point)):
-                    messages[node, direction, 1] += times
+                    messages[node, direction, ()] += times
                     masks += times * context.submodels.get(node, FULL_MODEL).index_bytes()
                 continue
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)
-            messages.update(dict.fromkeys(((client, "down", 1) for client in down), times))
-            messages.update(dict.fromkeys(((client, "up", 1) for client in point.attend), times))
+            messages.update(dict.fromkeys(((client, "down", ()) for client in down), times))
+            messages.update(dict.fromkeys(((client, "up", ()) for client in point.attend), times))
         if announced is not None:
             sent_down = announced.downloads(points, lost).items()
             messages = Counter({key: times for key, times in messages.items() if key[1] == "up"})
-            messages.update((client, "down", number) for client, numbers in sent_down for number in numbers)
+            messages.update((client, "down", missed) for client, sent_to in sent_down for missed in sent_to)
         values = num_bytes = 0
-        for (client, direction, number), times in messages.items():
-            sizes = self._costs.sizes(context.submodels.get(client, FULL_MODEL), direction, number).values()
+        for (client, direction, missed), times in messages.items():
+            sizes = self._costs.sizes(context.submodels.get(client, FULL_MODEL), direction, missed).values()
             values += times * sum(size.values for size in sizes)
             num_bytes += times * sum(size.num_bytes for size in sizes)
         return Size(values, num_bytes), masks + sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)

@@ -150,9 +150,7 @@ class Round:
             published=dict(sorted({**before.published, **self._charges.published}.items())),
             left=self.codecs.left,
             sent_contents=self.codecs.sent_contents,
-            last_models=None
-            if self.plan.announced is None
-            else self.plan.announced.after(self.plan.points).last_models,
+            **({} if self.plan.announced is None else self.plan.announced.after(self.plan.points)),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
@@ -224,7 +222,7 @@ class Round:
             remembers=self._remembers,
             stepping=self.state.stepping,
             left=self.codecs.left,
-            codec=self._tools.codec,
+            codecs=self._tools.codecs,
         )
 
     def _inner_weights(self, points: tuple[SyncPoint, ...]) -> Iterator[tuple[float, ...]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fedsweep.components.codec import Codec
+from fedsweep.components.codec import Communication
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.state import RunState
@@ -27,7 +27,7 @@ class RoundTools:
         aggregator: The method's server side.
         costs: What messages count.
         model: A template for the components' forward passes.
-        codec: What clients' messages go through in this round, where that is chosen round by round.
+        codecs: What messages go through in this round, where that is chosen round by round.
         keep: Called with a state that holds a refinement's unfinished work.
         message, note: Take a component's sentences for the user, and what workers have to say.
         working: Takes a component's lines on how far long work is.
@@ -38,7 +38,7 @@ class RoundTools:
     aggregator: Aggregator
     costs: CostModel
     model: nn.Module
-    codec: Codec | None = None
+    codecs: Communication | None = None
     keep: Callable[[RunState], None] = lambda state: None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None

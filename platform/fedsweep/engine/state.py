@@ -66,9 +66,11 @@ class RunState:
         published: Which version of each published content clients have.
         left: What the server's messages have left out [P]; None: nothing.
         sent_contents: Published content that goes through a codec, by name: as it was given, as clients have it, and
-            how many messages were made of it.
+            the codecs of the messages that were made of it.
         last_models: Clients that have taken a model, and the version that each took last [2, K]; None without a codec
             downwards.
+        made: The codecs that the server's messages went through: for each stretch of them the last one's version and
+            the codec's number, see ``Announced``.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
         decisions: One per round, where a planner spends a budget.
@@ -97,6 +99,7 @@ class RunState:
     left: Tensor | None = None
     sent_contents: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     last_models: Tensor | None = None
+    made: tuple[tuple[int, ...], ...] = ()
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
     decisions: tuple[Decision, ...] = ()

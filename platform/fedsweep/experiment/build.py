@@ -139,11 +139,12 @@ def with_options(config: Config, experiment: Experiment) -> Experiment:
     options = tuple(
         Option(values=values, experiment=_option(config, experiment, values)) for values in config.planner.options
     )
-    if len({option.experiment.up_codec.error_feedback for option in options}) > 1:
-        raise ConfigError(
-            "planner.choices: with error feedback clients remember what their messages left out, so all codecs of"
-            " communication.up need it, or none"
-        )
+    for way in ("up", "down"):
+        if len({getattr(option.experiment.communication, way).error_feedback for option in options}) > 1:
+            raise ConfigError(
+                "planner.choices: with error feedback the sender remembers what its messages left out, so all codecs of"
+                f" communication.{way} need it, or none"
+            )
     return replace(experiment, spending=built(config, "planner"), options=options)
 
 
@@ -154,8 +155,9 @@ def _option(config: Config, experiment: Experiment, values: Mapping[str, Any]) -
     sections = {f"training.{name}": None for pair in pairs for name in pair} | dict(values)
     if "merge" in config.method and any(key.startswith("method.") for key in values):
         raise ConfigError("planner.choices: parameters of methods that are merged can't be chosen round by round")
-    if (up := sections.pop("communication.up", None)) is not None:
-        sections["communication"] = config.tree().get("communication", {}) | {"up": up}
+    codecs = {way: sections.pop(f"communication.{way}") for way in ("up", "down") if f"communication.{way}" in values}
+    if codecs:
+        sections["communication"] = config.tree().get("communication", {}) | codecs
     # Not what is bound already: it is of the values that these replace.
     changed = load_config(with_sections(config, sections).tree())
     other = replace(

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from fedsweep.card import values_counted
-from fedsweep.engine.cost import CostModel
+from fedsweep.engine.cost import CostModel, Missed
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
@@ -64,10 +64,10 @@ class Beside:
         started = {job.client for point in plan.points for job in point.start if not job.resume}
         attending = {client for point in plan.points for client in point.attend}
         for client in sorted(started):
-            number, first, part = 1, client not in seen, plan.submodel(client)
+            missed, first, part = Missed(), client not in seen, plan.submodel(client)
             if plan.announced is not None:
-                number = max(int(first), plan.announced.missed(client))
-            down += self._num_bytes("down", client, part, round=plan.context.round, first=first, messages=number)
+                missed = plan.announced.download(client) if first else plan.announced.missed(client)
+            down += self._num_bytes("down", client, part, round=plan.context.round, first=first, missed=missed)
             if client in attending:
                 up += self._num_bytes("up", client, part, round=plan.context.round, first=first)
         seen |= started
@@ -81,18 +81,18 @@ class Beside:
         *,
         round: int,
         first: bool,
-        messages: int = 1,
+        missed: Missed = (),
     ) -> Fraction:
         """Return bytes that travel beside a client's model in a round; of what has the params' form, encoded.
 
-        Rounds count from 1. ``first``: it has taken part in none before. ``messages``: of what is encoded, at once.
+        Rounds count from 1. ``first``: it has taken part in none before. ``missed``: of what is encoded, at once.
         """
         params = submodel.message(self._costs.layout, "down").get("params", 0)
         whole = self._values(which, client, submodel, round=round, first=first, params=params)
         if not whole or not params or not self._costs.encodes_payloads(which):
             return BYTES_PER_VALUE * whole
         rest = self._values(which, client, submodel, round=round, first=first, params=0)
-        encoded = sum(size.num_bytes for size in self._costs.of_params(submodel, which, messages).values())
+        encoded = sum(size.num_bytes for size in self._costs.of_params(submodel, which, missed).values())
         return BYTES_PER_VALUE * rest + (whole - rest) / params * encoded
 
     def _values(

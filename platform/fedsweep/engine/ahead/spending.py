@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from fedsweep.components.codec import Codec
 from fedsweep.components.spending import COHORT, Offer, Outlook, Spent
 from fedsweep.engine.ahead.beside import Beside
 from fedsweep.engine.cost import CostModel
@@ -38,6 +39,14 @@ class Way:
     costs: CostModel
     planner: Planner
     beside: Beside
+
+    def sent(self, plan: RoundPlan, seen: set[int]) -> int:
+        """Return bytes that a round will send, those beside the models as cards say; ``seen``: took part before."""
+        return plan.num_bytes + math.ceil(sum(self.beside.in_round(plan, set(seen))))
+
+    def as_if_always(self, state: RunState) -> RunState:
+        """Return a run as if this way's codec had made all of the server's messages."""
+        return replace(state, made=((state.version, self.costs.own_down),) if state.made else ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +79,12 @@ class Spending:
     @cached_property
     def ways(self) -> tuple[Way, ...]:
         """The ways of playing a round."""
-        ways = []
+        ways, downs = [], list[Codec]()
         for option in self._experiment.options:
-            costs = CostModel(option.experiment)
+            if (down := option.experiment.communication.down) not in downs:
+                downs.append(down)
+        for option in self._experiment.options:
+            costs = CostModel(option.experiment, downs)
             planner, beside = Planner(option.experiment, costs), Beside(option.experiment, costs)
             ways.append(Way(option=option, costs=costs, planner=planner, beside=beside))
         return tuple(ways)
@@ -81,10 +93,7 @@ class Spending:
         """Return the next round; None where no way is within the budget."""
         stop, seen = self._experiment.training.stop, {k for record in state.records for k in record.cohort}
         plans = [way.planner.plan(state) for way in self.ways]
-        sent = [
-            plan.num_bytes + math.ceil(sum(way.beside.in_round(plan, set(seen))))
-            for way, plan in zip(self.ways, plans, strict=True)
-        ]
+        sent = [way.sent(plan, seen) for way, plan in zip(self.ways, plans, strict=True)]
         fits = [
             stop.passed_by(state.total_bytes + size, plan.clock) is None for size, plan in zip(sent, plans, strict=True)
         ]
@@ -94,10 +103,18 @@ class Spending:
         spent = state.total_bytes if in_bytes else state.clock or 0.0
         left = ((stop.total_bytes if in_bytes else stop.sim_time_s) or 0) - spent
         costs = sent if in_bytes else [(plan.clock or 0.0) - spent for plan in plans]
+        debts = [0.0] * len(costs)
+        if len(self.ways[0].costs.downs) > 1:
+            alike = [way.planner.plan(way.as_if_always(state)) for way in self.ways]
+            lasting = (
+                way.sent(plan, seen) if in_bytes else (plan.clock or 0.0) - spent
+                for way, plan in zip(self.ways, alike, strict=True)
+            )
+            debts = [each - cost for each, cost in zip(lasting, costs, strict=True)]
         outlook = Outlook(
             offers=tuple(
-                Offer(values=way.option.values, cost=cost if fit else math.inf)
-                for way, cost, fit in zip(self.ways, costs, fits, strict=True)
+                Offer(values=way.option.values, cost=cost if fit else math.inf, debt=debt)
+                for way, cost, debt, fit in zip(self.ways, costs, debts, fits, strict=True)
             ),
             left=left,
             rounds_left=self._experiment.training.rounds - state.round,

@@ -68,7 +68,7 @@ class HubClock:
             client=job.client,
             steps=job.steps,
             after=before,
-            down=is_sent,
+            down=() if is_sent else None,
             up=False,
             probes=self._prices.costs.job_passes,
         )
