@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsweep.errors import DataError
 from fedsweep.tasks.base import Task
-from fedsweep.tasks.kinds import Classification, MultiLabel, NextToken, Regression, Segmentation
+from fedsweep.tasks.kinds import TASKS, Classification, MultiLabel, NextToken, Regression, Segmentation
 from fedsweep.tasks.unlabelled import Generative, SelfSupervised
 
 DRAWS = torch.Generator().manual_seed(5)
@@ -36,14 +36,18 @@ def summed(task: Task, outputs: Tensor, targets: Tensor, batch: int) -> Mapping[
     return tally
 
 
-def sklearn_of(name: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def sklearn_of(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, float]:
     from sklearn import metrics as m
+
+    name = next(name for name, kind in TASKS.items() if isinstance(task, kind))
 
     if name == "multi_label":
         said, true = (outputs > 0).numpy(), targets.numpy()
         return {
             "loss": float(
-                np.mean([m.log_loss(t, o) for t, o in zip(true.T, outputs.sigmoid().numpy().T, strict=True)])
+                np.mean(
+                    [m.log_loss(t, o, labels=[0, 1]) for t, o in zip(true.T, outputs.sigmoid().numpy().T, strict=True)]
+                )
             ),
             "micro_f1": m.f1_score(true, said, average="micro"),
             "label_f1": m.f1_score(true, said, average="macro", zero_division=0),
@@ -62,8 +66,9 @@ def sklearn_of(name: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         loss = m.log_loss(true, flat, labels=range(outputs.shape[-1]))
         return {"loss": loss, "perplexity": math.exp(loss), "token_accuracy": m.accuracy_score(true, flat.argmax(1))}
     if name == "segmentation":
-        flat = outputs.double().softmax(1).permute(0, 2, 3, 1).flatten(0, 2).numpy()
-        true = targets.flatten().numpy()
+        asked = targets.flatten() != -100
+        flat = outputs.double().softmax(1).permute(0, 2, 3, 1).flatten(0, 2)[asked].numpy()
+        true = targets.flatten()[asked].numpy()
         return {
             "loss": m.log_loss(true, flat, labels=range(outputs.shape[1])),
             "mean_iou": m.jaccard_score(true, flat.argmax(1), average="macro"),
@@ -91,12 +96,19 @@ def sklearn_of(name: str, outputs: Tensor, targets: Tensor) -> dict[str, float]:
 
 with_gaps = ids(7, 40, 9)
 with_gaps[:, -2:] = -100
+with_holes = ids(3, 40, 6, 5)  # the fourth class is predicted alone
+with_holes[:, :2, :3] = -100
+rare = ids(2, 40, 4)
+rare[:, 1] = 0
 CASES: dict[str, tuple[Task, Tensor, Tensor]] = {
     "classification": (Classification(num_classes=5), drawn(40, 5), ids(5, 40)),
     "multi_label": (MultiLabel(num_classes=4, target_shape=(4,)), drawn(40, 4), ids(2, 40, 4)),
     "regression": (Regression(target_shape=(3,)), drawn(40, 3) + 100, drawn(40, 3) + 100),
     "next_token": (NextToken(num_classes=7, target_shape=(9,)), drawn(40, 9, 7), with_gaps),
     "segmentation": (Segmentation(num_classes=4, target_shape=(6, 5)), drawn(40, 4, 6, 5), ids(4, 40, 6, 5)),
+    "multi_label, one of nobody": (MultiLabel(num_classes=4, target_shape=(4,)), drawn(40, 4), rare),
+    "regression of one number": (Regression(), drawn(40, 1), drawn(40)),
+    "segmentation with holes": (Segmentation(num_classes=4, target_shape=(6, 5)), drawn(40, 4, 6, 5), with_holes),
     "generative": (Generative(latent=3, target_shape=(1, 3, 4)), drawn(40, 18).double(), drawn(40, 1, 3, 4).double()),
     "self_supervised": (
         SelfSupervised(target_shape=(1, 3, 4)),
@@ -109,7 +121,7 @@ CASES: dict[str, tuple[Task, Tensor, Tensor]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_figures_are_scikit_learns(name: str) -> None:
     task, outputs, targets = CASES[name]
-    expected = sklearn_of(name, outputs, targets)
+    expected = sklearn_of(task, outputs, targets)
     assert float(task.loss(outputs, targets)) == pytest.approx(expected["loss"], abs=1e-6)
     for batch in (40, 7, 1):
         tally = summed(task, outputs, targets, batch)
@@ -153,3 +165,7 @@ def test_strata_are_of_the_training_set() -> None:
 def test_targets_of_another_kind_are_refused(task: Task, targets: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         task.check(targets, "train targets")
+
+
+def test_every_task_of_the_package_is_among_the_cases() -> None:
+    assert {type(task) for task, _, _ in CASES.values()} == {*TASKS.values()}

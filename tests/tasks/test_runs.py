@@ -177,6 +177,10 @@ def test_a_task_of_ones_own_with_two_inputs_is_one_file(tmp_path: Path, monkeypa
         ({"scenario": {"dataset": "lines", "partition": {"kind": "iid"}}}, "model 'mlp' can't take inputs .* of int64"),
         ({"scenario": {"dataset": "diabetes", "transform": "dynamicfl"}}, "transform dynamicfl is for pictures"),
         ({"scenario": {"dataset": "diabetes", "image_size": 8}}, "resizes pictures, but data set 'diabetes' has none"),
+        (
+            {"scenario": {"dataset": "diabetes"}, "evaluation": {"metrics": ["macro_f1"]}},
+            r"metrics: macro_f1 goes by classes, but the task is Regression, .* \(rmse, mae, r2\)",
+        ),
         ({"scenario": {"dataset": "diabetes"}, "model": {"name": "cnn"}}, "needs pictures .* but a sample is"),
         ({"scenario": {"task": {"kind": "regression"}}}, "data set 'digits': train targets must be floats"),
         (

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from fedsweep.components.metrics import METRICS
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
@@ -75,6 +76,11 @@ def _check_task(experiment: Experiment) -> None:
         raise ConfigError(
             f"evaluation.per_client goes by classes, which task {name} has not, or by clients' own test samples; these"
             " take data with groups, of the test too, scenario.partition {kind: writer} and no drift; set it to false"
+        )
+    if by_class := [metric.name for metric in experiment.metrics if metric.function in METRICS.values()]:
+        raise ConfigError(
+            f"evaluation.metrics: {by_class[0]} goes by classes, but the task is {name}, which has figures of its own"
+            f" ({', '.join(task.measures)}); leave it out, or name a function of yours"
         )
     if experiment.world.availability is not None:
         raise ConfigError(

@@ -1,0 +1,88 @@
+"""Every method that asks for no classes trains on every task, and none of the two knows of the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedsweep.catalog import built_in_card, method_names
+from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run
+from fedsweep.errors import ConfigError
+from fedsweep.testing import local_engine, run_rounds
+
+torch.set_num_threads(1)
+# Model, and what is special about the scenario.
+TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "regression": ({"name": "mlp", "hidden_width": 16}, {"dataset": "diabetes"}),
+    "next_token": (
+        {"name": "transformer", "width": 16, "depth": 1, "heads": 2},
+        {"dataset": "lines", "clients": 8, "partition": {"kind": "writer"}, "subset": {"groups": 8}},
+    ),
+    "segmentation": ({"name": "fcn", "width": 4}, {"dataset": "shapes"}),
+    "multi_label": ({"name": "mlp", "hidden_width": 16}, {"dataset": "multi_digits"}),
+    "generative": ({"name": "vae"}, {"dataset": "digits", "task": {"kind": "generative"}}),
+    "self_supervised": ({"name": "masked_autoencoder"}, {"dataset": "digits", "task": {"kind": "self_supervised"}}),
+}
+# Needs that a network has or has not, whatever is learned; the MLP has all.
+OF_NETWORKS = {"units", "features"}
+METHODS = [name for name in method_names() if "classes" not in built_in_card(name).needs]
+# One of each kind in the suite: memories, penalties, two speeds, the server's optimiser, normalised and robust means,
+# weights by strata and by speed, work that outlasts its round, features, edges, masks, units.
+SHOWN = {
+    ("regression", "scaffold"),
+    ("next_token", "dynamicfl"),
+    ("segmentation", "fedyogi"),
+    ("generative", "fednova"),
+    ("self_supervised", "krum"),
+    ("segmentation", "feddh"),
+    ("regression", "fedstg"),
+    ("next_token", "fedbuff"),
+    ("multi_label", "moon"),
+    ("generative", "hierfavg"),
+    ("self_supervised", "feddst"),
+    ("regression", "feddrop"),
+    ("next_token", "feddyn"),
+}
+CASES = [
+    (task, method) if (task, method) in SHOWN else pytest.param(task, method, marks=pytest.mark.exhaustive)
+    for task in TASKS
+    for method in METHODS
+]
+
+
+def config_of(task: str, method: str) -> dict[str, Any]:
+    model, special = TASKS[task]
+    card, scenario = built_in_card(method), {"clients": 6, "subset": {"train": 160, "test": 40}, **special}
+    if "devices" in card.needs:
+        scenario["devices"] = {"profile": "phone-lte"}
+    if "tree" in card.needs:
+        scenario["topology"] = {"kind": "tree", "edges": 2}
+    if "validation" in card.needs:
+        scenario["server_data"] = {"validation": 0.1}
+    return {
+        "method": {"name": method, **card.small},
+        "model": model,
+        "scenario": scenario,
+        "training": {"rounds": 2, "cohort_size": 3, "local_steps": 2, "batch_size": 8},
+        "runtime": {"backend": "local"},
+        "tracking": {"uri": "none"},
+    }
+
+
+@pytest.mark.parametrize(("task", "method"), CASES)
+def test_a_method_trains_on_a_task(task: str, method: str) -> None:
+    lacking = OF_NETWORKS & {*built_in_card(method).needs} if TASKS[task][0]["name"] != "mlp" else set()
+    if lacking:
+        with pytest.raises(ConfigError, match="no unit groups" if "units" in lacking else "no features and head"):
+            plan_run(load_config(config_of(task, method)))
+        return
+    experiment = plan_run(load_config(config_of(task, method))).experiment
+    state = run_rounds(local_engine(experiment))
+    assert torch.isfinite(state.vector).all() and not torch.equal(state.vector, experiment.initial_vector)
+    measures = experiment.world.data.learned.measures
+    for record in state.records:
+        assert record.train_loss is not None and record.train_loss == record.train_loss
+        assert all(record.extra[name] == record.extra[name] for name in measures)
