@@ -287,9 +287,14 @@ def each(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     return {name: function(tensor) for name, tensor in inputs.items()} if isinstance(inputs, dict) else function(inputs)
 
 
+def all_of(inputs: Inputs) -> list[Tensor]:
+    """Return the tensors in their order."""
+    return [*inputs.values()] if isinstance(inputs, dict) else [inputs]
+
+
 def any_of(inputs: Inputs) -> Tensor:
     """Return one of the tensors: all have as many samples."""
-    return next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+    return all_of(inputs)[0]
 
 
 def targets_of(array: NDArray[Any]) -> Tensor:

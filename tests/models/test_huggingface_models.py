@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ray_pool import Pool, play
 
 from fedsweep.api import load_model, run
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run
 from fedsweep.errors import ConfigError, DataError, InputError
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.huggingface import PretrainedModel, pretrained
+from fedsweep.testing import local_engine, run_rounds
 from fedsweep.world.data.datasets import load_dataset
 from fedsweep.world.data.record import Dataset
 from fedsweep.world.data.torchvision_compat import import_transformers
@@ -177,3 +182,41 @@ def test_folders_without_a_model_are_refused(models: Path, texts: Path, tmp_path
             run(tree(models, texts, model={"name": name}))
     with pytest.raises(ConfigError, match="has 20 words"):
         pretrained(str(models / "bert"))(input_shape=(6,), num_classes=9, outputs=(6, 9))
+
+
+def adapters(models: Path, texts: Path, name: str, executor: str = "loop") -> Experiment:
+    """The text's label by BERT, or GPT-2's next word, with adapters."""
+    changed = tree(models, texts, runtime={"backend": "local", "executor": executor})
+    if name == "gpt2":
+        dataset = f"hf:{texts}?text=text&writer=speaker&tokenizer={models}/gpt2&length=6"
+        changed["scenario"] |= {"dataset": dataset, "task": {"kind": "next_token"}}
+        changed["model"] = {"name": f"hf:{models}/gpt2", "adapter": {"kind": "lora", "rank": 2, "targets": ["c_attn"]}}
+    return plan_run(load_config(changed)).experiment
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gpt2", set()),
+        ("bert", {"the network, or the method, goes by the values of one client (an if over a tensor)"}),
+    ],
+)
+def test_lanes_are_the_loop_or_leave_it_to_it(models: Path, texts: Path, name: str, said: set[str]) -> None:
+    alone = run_rounds(local_engine(adapters(models, texts, name)))
+    engine = local_engine(adapters(models, texts, name, "lanes"))
+    together = run_rounds(engine)
+    fleet = engine.fleet
+    assert isinstance(fleet, LocalFleet) and fleet._worker._lanes is not None
+    assert {*fleet._worker._lanes._notes} == {f"lanes: {why}: clients are stepped one by one" for why in said}
+    torch.testing.assert_close(alone.vector, together.vector, atol=0 if said else 1e-7, rtol=0)
+    assert not torch.equal(alone.vector, engine.experiment.initial_vector)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", ["bert", pytest.param("gpt2", marks=pytest.mark.exhaustive)])
+def test_actors_give_the_bits_of_one_process(pool: Pool, models: Path, texts: Path, name: str) -> None:
+    experiment = adapters(models, texts, name)
+    found, _ = play(pool, experiment, 2)
+    here = run_rounds(local_engine(experiment))
+    assert torch.equal(found.vector, here.vector)
+    assert [r.test_loss for r in found.records] == [r.test_loss for r in here.records]

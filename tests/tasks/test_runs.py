@@ -17,6 +17,7 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run
 from fedsweep.errors import ConfigError, DataError, InputError
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.testing import local_engine, run_rounds, tiny_record
 from fedsweep.tracking.terminal.run_progress import Standing
 from fedsweep.trees import layout_of, model_vector
@@ -163,6 +164,12 @@ def test_a_task_of_ones_own_with_two_inputs_is_one_file(tmp_path: Path, monkeypa
     assert result.config.tree()["scenario"]["task"]["metrics"] == [
         {"name": "deviance", "mode": "min", "unit": "", "chance": None}
     ]
+    lanes = local_engine(
+        plan_run(load_config({**config, "runtime": {"backend": "local", "executor": "lanes"}})).experiment
+    )
+    alone, together = (run_rounds(e).vector for e in (local_engine(plan_run(load_config(config)).experiment), lanes))
+    torch.testing.assert_close(alone, together, atol=1e-5, rtol=1e-4)
+    assert isinstance(lanes.fleet, LocalFleet) and lanes.fleet._worker._lanes and not lanes.fleet._worker._lanes._notes
     model = load_model(tmp_path / "run")
     assert model({"age": torch.zeros(2, 1), "kinds": torch.zeros(2, 2, dtype=torch.int64)}).shape == (2, 1)
     for method in ("fedprox", "scaffold", "dynamicfl"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,8 @@ def pretrained(place: str) -> Callable[..., nn.Module]:
             raise ConfigError(f"model.sha256 is {sha256}, but {file} has {digest}: it is another model")
         return PretrainedModel(_loaded(folder, outputs=outputs, has_values=digest is not None, dtype=dtype))
 
+    # Types, not their names: an actor is sent the function without what this module knows.
+    build.__annotations__ = get_type_hints(build)
     return build
 
 

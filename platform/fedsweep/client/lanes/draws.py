@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedsweep.client.shards import seed_draws
-from fedsweep.trees import ParamTree
+from fedsweep.trees import Inputs, ParamTree
 
 # Those that multiply what they are given; any other random operation is refused by vmap.
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
@@ -57,7 +57,7 @@ class _Intercepted(TorchFunctionMode):
         return self._answer(func, arguments["input"], arguments.get("p", 0.5))
 
 
-def drawn_shapes(module: nn.Module, values: ParamTree, inputs: Tensor) -> list[Drawn]:
+def drawn_shapes(module: nn.Module, values: ParamTree, inputs: Inputs) -> list[Drawn]:
     """Return the network's draws in a forward pass, in order; its values may be changed."""
     draws: list[Drawn] = []
 

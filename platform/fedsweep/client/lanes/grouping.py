@@ -21,6 +21,8 @@ from fedsweep.submodel import SubModel
 
 # Tiles of this many shapes are kept: each has matrices of its own.
 _KEPT_TILES = 8
+# What torch's vmap says of a step that branches.
+_BRANCHES = "data-dependent control flow"
 
 
 class Lanes:
@@ -83,7 +85,7 @@ class Lanes:
                 self._halve()
                 return {}
             # Whatever it is, no client has been changed: one by one it comes out as a client's error, or does not.
-            self._refused[key] = f"the method's clients can't take a step together ({first_line(error)})"
+            self._refused[key] = _why(error)
             self._note(alone(self._refused[key]))
             return {}
         return {
@@ -114,6 +116,12 @@ class Lanes:
 
     def _note(self, text: str) -> None:
         self._notes.setdefault(text, False)
+
+
+def _why(error: Exception) -> str:
+    if _BRANCHES in str(error):
+        return "the network, or the method, goes by the values of one client (an if over a tensor)"
+    return f"the method's clients can't take a step together ({first_line(error)})"
 
 
 def alone(reason: str) -> str:

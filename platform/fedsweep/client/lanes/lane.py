@@ -15,6 +15,7 @@ from fedsweep.client.modules import BoundModule
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.components.local import ClientFacts, Memory
 from fedsweep.records import Payload
+from fedsweep.trees import Inputs
 
 # Stands for a tensor in a tree of what is no tensor.
 TENSOR = "<tensor>"
@@ -49,7 +50,7 @@ class Lane:
     learning_rate: float
     first: int
     sizes: Sequence[int]
-    batch: Callable[[int], tuple[Tensor, Tensor]]
+    batch: Callable[[int], tuple[Inputs, Tensor]]
     seed: Callable[[int], int]
 
     @property

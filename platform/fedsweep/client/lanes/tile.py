@@ -29,7 +29,7 @@ from fedsweep.client.messages import ClientSide
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.processes import compute_lazily_asked
 from fedsweep.streams import Stream
-from fedsweep.trees import ParamTree
+from fedsweep.trees import ParamTree, all_of, each
 
 # Rows begin at multiples of this many values: no kernel sees one lane at another alignment than the next.
 _ALIGNED = 16
@@ -79,9 +79,9 @@ class Tile:
         self._params, self._grads, self._buffers = self._bound()
         tensors, (self._spec, self._others) = pattern.companions()
         self._companions = [self._zeros(*t.shape, dtype=t.dtype) for t in tensors]
-        inputs, targets = pattern.batch(pattern.first)
-        self._inputs = self._zeros(pattern.batch_size, *inputs.shape[1:], dtype=inputs.dtype)
-        self._targets = self._zeros(pattern.batch_size, *targets.shape[1:], dtype=targets.dtype)
+        (inputs, targets), size = pattern.batch(pattern.first), pattern.batch_size
+        self._inputs = each(lambda values: self._zeros(size, *values.shape[1:], dtype=values.dtype), inputs)
+        self._targets = self._zeros(size, *targets.shape[1:], dtype=targets.dtype)
         self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
         self._active = torch.ones(width, dtype=torch.bool, device=self._device)
         self._asking = _Asking(pattern.slot.module)
@@ -89,7 +89,7 @@ class Tile:
         if self._eval_copy is not None:
             self._eval_copy()  # made now: in a lane the module has no values that could be copied
         # Of a full batch, which the first one need not be; on a copy, since batch norm's statistics move in it.
-        full = inputs[:1].expand(pattern.batch_size, *inputs.shape[1:])
+        full = each(lambda values: values[:1].expand(size, *values.shape[1:]), inputs)
         shapes = drawn_shapes(pattern.slot.module, layout.model(pattern.vector.clone()), full)
         self._draws = LaneDraws(shapes, self._zeros)
         self._recorded: dict[bool, Recording] = {}
@@ -182,11 +182,11 @@ class Tile:
                 continue  # it goes on with its last batch, to no effect
             position, size = lane.first + tick, lane.sizes[tick]
             inputs, targets = lane.batch(position)
-            self._inputs[k, :size].copy_(inputs)
+            for rows, values in zip(all_of(self._inputs), all_of(inputs), strict=True):
+                rows[k, :size].copy_(values)
+                rows[k, size:] = values[0]
             self._targets[k, :size].copy_(targets)
-            if size < lane.batch_size:
-                self._inputs[k, size:] = inputs[0]
-                self._targets[k, size:] = _NO_TARGET
+            self._targets[k, size:] = _NO_TARGET
             self._draws.draw(k, lane.seed(position), size)
         self._facts["position"].copy_(torch.tensor([lane.first + tick for lane in self._lanes]))
         self._active.copy_(torch.tensor(has_one))
