@@ -44,7 +44,13 @@ class _Autoencoder(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the inputs [B, ...] as their latents' means give them back."""
-        return self.decode(self.encoder(inputs).chunk(2, dim=1)[0])
+        return self.decode(self.encode(inputs)[0])
+
+    def encode(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the latents' means and the logs of their variances, each [B, L]."""
+        both = self.encoder(inputs)
+        width = both.shape[1] // 2
+        return both[:, :width], both[:, width:]  # torch's lazy device would give chunks on the CPU
 
     def decode(self, latents: Tensor) -> Tensor:
         hidden = self.start(latents).relu().unflatten(1, self._small)
@@ -88,13 +94,13 @@ class SmallDecoder(Checked):
         draws, layers = sync.stream.child("decoder noise").torch(), self._macs(inputs)
         for number, index in enumerate(islice(orders, self.decoder_steps), start=1):
             batch = inputs[index].to(device)
-            mean, spread = module.encoder(batch).chunk(2, dim=1)
+            mean, spread = module.encode(batch)
             noise = torch.randn(mean.shape, generator=draws, dtype=mean.dtype).to(device)
             decoded = module.decode(mean + (0.5 * spread).exp() * noise)
             error = (decoded - batch).square().flatten(1).sum(dim=1).mean()
             prior = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum(dim=1).mean()
             optimizer.zero_grad()
-            (error + prior).backward()
+            (error + prior).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             sync.count_flops(training_flops(sum(layers.values()), len(index)))
             if number % 100 == 0:

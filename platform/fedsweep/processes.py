@@ -22,7 +22,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +70,6 @@ def check_addresses() -> None:
             f"not enough memory: ulimit -v leaves {limit // 10**6} MB of addresses, and the libraries alone take"
             f" {_LEAST_ADDRESSES // 10**6} MB; raise it"
         )
-
-
-@cache
-def start_device(device: str) -> None:
-    """Make a kind of device known to torch in this process, where it is not by itself; once, torch refuses a second."""
-    if device == "lazy":
-        import torch._lazy.ts_backend
-
-        torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
-        # Its programs run once or twice each: what optimising them costs is never had back.
-        torch._C._set_graph_executor_optimize(False)
-
-
-def compute_lazily_asked() -> None:
-    """Have torch's lazy device compute what it was asked for; else a whole round becomes one program to compile."""
-    import torch._lazy
-
-    torch._lazy.mark_step(wait=True)
 
 
 def look_here_last() -> None:

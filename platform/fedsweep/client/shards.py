@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.processes import compute_lazily_asked
+from fedsweep.client.lazy_device import compute_lazily_asked
 from fedsweep.records import ClientWork
 from fedsweep.streams import Stream, stream
 from fedsweep.tasks.base import Task

@@ -19,6 +19,7 @@ from fedsweep.client.coding import sent_down
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.lanes.proof import proved
+from fedsweep.client.lazy_device import start_device
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply, Stepping
 from fedsweep.client.modules import BoundModule
@@ -26,7 +27,6 @@ from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
 from fedsweep.guard import place_of
-from fedsweep.processes import start_device
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel

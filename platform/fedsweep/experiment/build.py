@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.catalog import Bound, bound, build_method, build_metrics, method_cards, task_metrics
+from fedsweep.client.lazy_device import start_device
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerGroup, OptimizerSettings
 from fedsweep.components.codec import Communication
@@ -27,7 +28,6 @@ from fedsweep.models.adapters import Adapter
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
 from fedsweep.models.network import ModelShape
 from fedsweep.models.registry import adapt, make_network
-from fedsweep.processes import start_device
 from fedsweep.streams import stream
 from fedsweep.tasks.base import Task
 from fedsweep.trees import constants_sha256, layout_of, load_vector, moving_buffers, trained_params, zeros

@@ -25,9 +25,9 @@ from fedsweep.client.lanes.draws import LaneDraws, drawn_shapes
 from fedsweep.client.lanes.lane import TENSOR, Lane
 from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.recording import Recording
+from fedsweep.client.lazy_device import compute_lazily_asked
 from fedsweep.client.messages import ClientSide
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
-from fedsweep.processes import compute_lazily_asked
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree, all_of, each
 

@@ -1,0 +1,51 @@
+"""Torch's lazy device, on which methods are tried without a GPU: it computes on the CPU, and takes no CPU tensors."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def start_device(device: str) -> None:
+    """Make a kind of device known to torch in this process, where it is not by itself; once, torch refuses a second."""
+    if device == "lazy":
+        import torch._lazy.ts_backend
+
+        torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
+        # Its programs run once or twice each: what optimising them costs is never had back.
+        torch._C._set_graph_executor_optimize(False)
+        if hasattr(torch.library, "get_kernel"):  # without it, what multiplies a loss by a number may fail
+            _type_numbers()
+
+
+@functools.cache
+def _type_numbers() -> torch.library.Library:
+    """Have the device take Python's numbers in the type as which they count; what is returned must be kept.
+
+    It takes 0.5 for a float64, by which a float32 without dimensions becomes a float64, for its programs alone.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+    def typed(kernel: Any, keys: Any, one: Any, other: Any, **more: Any) -> Any:
+        counted = torch.result_type(one, other)
+        pair = [value if isinstance(value, Tensor) else torch.tensor(value, dtype=counted) for value in (one, other)]
+        return kernel.call_boxed(keys, *pair, **more)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name in ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor"):
+            kernel = torch.library.get_kernel(f"aten::{name}", "Lazy")
+            library.impl(name, functools.partial(typed, kernel), "Lazy", with_keyset=True)  # type: ignore[no-untyped-call]
+    return library
+
+
+def compute_lazily_asked() -> None:
+    """Have torch's lazy device compute what it was asked for; else a whole round becomes one program to compile."""
+    import torch._lazy
+
+    torch._lazy.mark_step(wait=True)
