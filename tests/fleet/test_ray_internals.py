@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
 from fedsweep.cli import main
 from fedsweep.fleet import ray_internals
@@ -161,6 +162,29 @@ def test_only_what_a_module_has_is_replaced_and_put_back(monkeypatch: pytest.Mon
         assert not is_there and not hasattr(module, "other")
     with ray_internals.replaced("switches.moved_elsewhere", "switch", False) as is_there:
         assert not is_there
+
+
+@pytest.mark.parametrize(
+    ("error", "is_death"),
+    [
+        (OutOfMemoryError("low on memory"), True),
+        (RaySystemError("?"), True),
+        (ActorDiedError(), True),
+        (RayTaskError("train", "", ValueError()), False),
+    ],
+)
+def test_whatever_ray_says_of_a_trial_but_its_own_error_is_the_death_of_its_process(
+    error: Exception, is_death: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.air.execution._internal.actor_manager import RayActorManager
+
+    heard: list[Exception] = []
+    monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda manager, task, exception: heard.append(exception))
+    before = RayActorManager._actor_task_failed
+    with ray_internals.any_loss():
+        RayActorManager(SimpleNamespace())._actor_task_failed(tracked_actor_task=None, exception=error)
+    assert RayActorManager._actor_task_failed is before
+    assert isinstance(heard[0], RayActorError) == is_death and str(heard[0]) == str(error)
 
 
 def test_a_sweep_counts_no_callbacks_for_which_it_would_import_each_tracker() -> None:

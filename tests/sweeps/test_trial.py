@@ -10,6 +10,7 @@ import pytest
 
 from fedsweep import run
 from fedsweep.config.load import load_config
+from fedsweep.driver.session import RunSession
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
@@ -94,6 +95,30 @@ def test_a_trial_that_is_put_away_goes_on_to_the_same_model(
     whole, broken = (RunFolder(tmp_path / name).read_result()["model_sha256"] for name in ("whole", "broken"))
     assert whole == broken
     assert len(RunFolder(tmp_path / "broken").read_rounds()) == 3
+
+
+@pytest.mark.parametrize("where", ["write_details", "write_model", "write_result"])
+def test_a_trial_whose_process_dies_while_it_ends_is_finished_by_the_next_one(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    class Killed(BaseException):
+        """As SIGKILL: what lies on the disk stays, and nothing more is written."""
+
+    def killed(*unused: Any, **also_unused: Any) -> None:
+        raise Killed
+
+    entry = entry_of({"seed": {"grid": [3]}}, checkpoint={"every": 10})
+    played(trial_of(entry, tmp_path / "whole"))
+    place = (RunSession, "_write_details") if where == "write_details" else (RunFolder, where)
+    with monkeypatch.context() as during:
+        during.setattr(*place, killed)
+        with pytest.raises(Killed):
+            played(trial_of(entry, tmp_path / "broken"))
+    assert not RunFolder(tmp_path / "broken").has_result()
+    assert len(RunFolder(tmp_path / "broken").read_rounds()) == 3
+    played(trial_of(entry, tmp_path / "broken"))
+    whole, broken = (RunFolder(tmp_path / name).read_result() for name in ("whole", "broken"))
+    assert broken["status"] == "finished" and broken["model_sha256"] == whole["model_sha256"]
 
 
 def test_a_trial_writes_what_tracking_asks_for_into_its_own_folder(

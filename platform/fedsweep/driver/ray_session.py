@@ -200,7 +200,7 @@ class RemoteSession:
             return ray.get(done)
         except ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
             cause = error.__cause__
             if isinstance(cause, FedsweepError):
                 raise cause from None

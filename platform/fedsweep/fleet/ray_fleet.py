@@ -27,6 +27,8 @@ from fedsweep.records import Payload, State
 _POLL_S = 5.0
 # Longest wait for the actors to be there.
 _START_S = 120.0
+# An actor's death, by whatever class Ray tells it: that of one which it ended for want of memory is no RayActorError.
+_DIED = (ray_errors.RayActorError, ray_errors.WorkerCrashedError, ray_errors.OutOfMemoryError)
 # So often may actors that start be replaced before the run fails.
 _MOST_STARTS = 5
 
@@ -103,7 +105,7 @@ class RayFleet(Fleet):
                 try:
                     self._form_group()
                     return
-                except (ray_errors.RayActorError, ray_errors.GetTimeoutError):
+                except (*_DIED, ray_errors.GetTimeoutError):
                     dead = self._find_dead()
             self._warn(f"client actors {dead} died while they started, and are replaced")
             self._grow(dead)
@@ -125,8 +127,8 @@ class RayFleet(Fleet):
                 self._nodes[index] = ray.get(ref)[0]
             except ray_errors.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
-            except ray_errors.RayActorError as error:
-                if error.actor_init_failed:  # its own code failed, and would again
+            except _DIED as error:
+                if getattr(error, "actor_init_failed", False):  # its own code failed, and would again
                     reason = str(error).strip().splitlines()[-1]
                     raise self._kind_of_start_error(f"a client actor could not start: {reason}") from error
                 dead.append(index)
@@ -148,7 +150,7 @@ class RayFleet(Fleet):
         try:
             # Where all are alive, it was the exchange that broke: its members have left it, and get another.
             self._grow(dead) if dead else self._form_group()
-        except (ray_errors.RayActorError, ray_errors.GetTimeoutError):
+        except (*_DIED, ray_errors.GetTimeoutError):
             self._group.drop()  # one more has died, as the next call to it will tell
 
     def _find_dead(self) -> list[int]:
@@ -267,7 +269,7 @@ class RayFleet(Fleet):
             receive(index, ray.get(ref))
         except WorkerLost as error:
             lost.setdefault(index, str(error))
-        except (ray_errors.RayActorError, ray_errors.WorkerCrashedError, ray_errors.OutOfMemoryError) as error:
+        except _DIED as error:
             lost[index] = f"client actor {index} died ({type(error).__name__})"
         except ray_errors.NodeDiedError as error:
             lost[index] = f"client actor {index}'s node died ({type(error).__name__})"

@@ -1,4 +1,4 @@
-"""Set the three switches that Ray has no public name for; without them clusters and sweeps work all the same.
+"""Set the four switches that Ray has no public name for; without them clusters and sweeps work all the same.
 
 This is the only module that takes private names of Ray. A Ray without one of them is used as it is, with a sentence
 about what is then different.
@@ -48,8 +48,8 @@ def reports_in(folder: Path | None) -> Iterator[None]:
         with contextlib.suppress(OSError), open(os.open(folder / RAY_LOG, flags, 0o644), "a", errors="replace") as file:
             file.writelines(f"{line}\n" for line in data.get("lines", ()))
 
-    with replaced("ray._private.worker", "print_to_stdstream", write) as is_there:
-        if not is_there:
+    with replaced("ray._private.worker", "print_to_stdstream", write) as before:
+        if before is None:
             _LOGGER.info("This Ray prints what it reports of the cluster here, not to %s", RAY_LOG)
         yield
 
@@ -65,16 +65,34 @@ def uncounted_callbacks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced(owner: str, name: str, value: Any) -> Iterator[bool]:
-    """Replace an attribute of a module or of ``module:Class`` for a while, if both are there; yields whether."""
+def any_loss() -> Iterator[None]:
+    """Have Ray Tune take each of Ray's own errors for a lost process of a trial, which it tries again.
+
+    It knows the death of an actor by one class, which that of one that Ray ended for want of memory is not of: the
+    whole sweep would end with it.
+    """
+    from ray.exceptions import RayActorError, RayError, RayTaskError
+
+    def failed(manager: Any, tracked_actor_task: Any, exception: Exception) -> None:
+        is_other = isinstance(exception, RayError) and not isinstance(exception, RayActorError | RayTaskError)
+        before(manager, tracked_actor_task, RayActorError(error_msg=str(exception)) if is_other else exception)
+
+    owner, name = "ray.air.execution._internal.actor_manager:RayActorManager", "_actor_task_failed"
+    with replaced(owner, name, failed) as before:
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: str, name: str, value: Any) -> Iterator[Any]:
+    """Replace an attribute of a module or of ``module:Class`` for a while; yields what was there, None if nothing."""
     try:
         holder = pkgutil.resolve_name(owner)
         before = getattr(holder, name)
     except (ImportError, AttributeError):
-        yield False
+        yield None
         return
     setattr(holder, name, value)
     try:
-        yield True
+        yield before
     finally:
         setattr(holder, name, before)

@@ -41,7 +41,7 @@ def quick_settings(*, dashboard: bool) -> Iterator[dict[str, Any]]:
         yield stack.enter_context(worker_settings())
 
 
-def plain_trials() -> contextlib.AbstractContextManager[bool]:
+def plain_trials() -> contextlib.AbstractContextManager[Any]:
     """Have Ray Tune, on a cluster of our own, start trials' processes without a runtime environment for each.
 
     It makes one for another library's sake and for variables that processes on this machine inherit anyway.

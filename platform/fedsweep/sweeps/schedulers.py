@@ -224,9 +224,9 @@ class ProposedTrials(KeptHere, Searcher):
         trial, config = self._own[trial_id].trial, self._prepared.config
         if self._prepared.allowance is not None:
             _note_spending(self._prepared.allowance, self._own[trial_id], None if error else result)
-        outcome = Outcome(values=None) if error else read_outcome(self._prepared.folder.trial_path(trial), config)
-        # A trial that the scheduler ends writes its result only after this.
-        self._outcomes[trial.number] = outcome or Outcome.of(result or {}, config, is_whole=False)
+        # One that the scheduler ends writes its result only after this; one whose process is lost may have finished.
+        otherwise = Outcome(values=None) if error else Outcome.of(result or {}, config, is_whole=False)
+        self._outcomes[trial.number] = read_outcome(self._prepared.folder.trial_path(trial), config) or otherwise
         self._ended.add(trial.number)
         self._write_study()
 

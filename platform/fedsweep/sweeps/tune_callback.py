@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
 
 
+# Ray tells of a process that it ends for want of memory before that process is gone.
+_PATIENCE_S = 5.0
 # Tune's file of a trial's failures.
 _FAILURE = re.compile(r"^Failure # \d+ .*$", re.MULTILINE)
 _MODULE = re.compile(r"^[\w.]+\.(?=\w+: )")
 _NODE_DIED = ("its node has died", "NodeDiedError")
+_NO_MEMORY = "the node running low on memory"
 _PROCESS_DIED = ("The actor died", "The actor is dead", "is unavailable: ", "ActorDiedError", "ActorUnavailableError")
 
 
@@ -114,9 +117,8 @@ class Watcher(KeptHere, tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         name, run = self._name(trial), self._known.get(self._name(trial))
         cause = cause_of(trial)
-        if run is not None:
-            _note_failure(run, cause)
-        self._progress.ended(name, "failed", cause)
+        status = "failed" if run is None else _note_failure(run, cause)
+        self._progress.ended(name, status, cause)
         if self._tracker is not None and run is not None:
             self._tracker.trial_done(run)
 
@@ -149,19 +151,22 @@ def cause_in(text: str) -> str:
     last = _FAILURE.split(text)[-1]
     if any(words in last for words in _NODE_DIED):
         return "the trial's node died"
+    if _NO_MEMORY in last:
+        return "its node ran low on memory, for which Ray ended the trial's process"
     if any(words in last for words in _PROCESS_DIED):
         return "the trial's process died"
     lines = [line.strip() for line in last.splitlines() if line.strip()]
     return _MODULE.sub("", lines[-1]) if lines else "unknown; Ray's logs may say more"
 
 
-def _note_failure(trial: RunInfo, cause: str) -> None:
-    """Write how the trial ended where its process died and could not."""
+def _note_failure(trial: RunInfo, cause: str) -> str:
+    """Write how the trial ended where its process died and could not; returns that: it may have finished before."""
     run = RunFolder(trial.folder)
-    with contextlib.suppress(OutputError), sole_writer(trial.folder):
-        result: Mapping[str, Any] = {}
+    result: Mapping[str, Any] = {}
+    with contextlib.suppress(OutputError), sole_writer(trial.folder, patience_s=_PATIENCE_S):
         with contextlib.suppress(ValueError):
             result = run.read_result() if run.has_result() else {}
-        if result.get("status") != "failed" and (trial.folder / CONFIG).is_file():
+        if result.get("status") not in ("failed", "finished") and (trial.folder / CONFIG).is_file():
             rounds = len(run.read_rounds()) if run.has_rounds() else 0
             run.write_result({"status": "failed", "reason": cause, "rounds": rounds, "ended_s": int(time.time())})
+    return "finished" if result.get("status") == "finished" else "failed"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
-from fedsweep.fleet.ray_internals import uncounted_callbacks
+from fedsweep.fleet.ray_internals import any_loss, uncounted_callbacks
 from fedsweep.fleet.ray_quick_start import plain_trials
 from fedsweep.fleet.ray_watch import watched_call
 from fedsweep.processes import silenced
@@ -178,7 +178,7 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted, side=side)
     # At Ctrl-C, Tune is asked to put all trials away.
     is_ours = prepared.config.runtime.address is None
-    with uncounted_callbacks(), plain_trials() if is_ours else contextlib.nullcontext():
+    with uncounted_callbacks(), any_loss(), plain_trials() if is_ours else contextlib.nullcontext():
         grid: ResultGrid = watched_call(lambda: make().fit(), on_interrupt=interrupted.set)
     return grid
 
