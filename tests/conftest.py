@@ -102,6 +102,15 @@ def store(empty_store: Path, tmp_path: Path) -> Path:
     return tmp_path / "mlflow.db"
 
 
+@pytest.fixture
+def short_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PruneFL's first stage takes a tenth of its ten thousand steps, which take seconds and show no more."""
+    from fedsweep.algorithms.prunefl import first_stage
+
+    for name in ("_STEPS", "_EVERY"):
+        monkeypatch.setattr(first_stage, name, getattr(first_stage, name) // 10)
+
+
 _DRAWING = {"pictures": False}
 
 

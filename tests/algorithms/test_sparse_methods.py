@@ -42,6 +42,7 @@ from fedsweep.testing import (
 )
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("short_first_stage")
 
 WEIGHTS = 6 * 10 + 10 * 10 + 10 * 4
 PARAMS = WEIGHTS + 10 + 10 + 4

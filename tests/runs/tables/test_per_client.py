@@ -96,6 +96,7 @@ def records(folder: Path) -> list[RoundRecord]:
     return RunFolder(folder).read_rounds()
 
 
+@pytest.mark.usefixtures("short_first_stage")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folders_rows_are_those_of_its_rounds_after_a_kill_and_more_rounds(kind: str, tmp_path: Path) -> None:
     whole = made(tmp_path / "whole", kind, rounds=6)
