@@ -129,6 +129,8 @@ class ServerContext:
         budgets: Who affords what; None: no limits.
         topology: Who talks with whom.
         stream: The component's own random stream.
+        count_flops: After the exchange before round 1, as in :class:`SyncContext`.
+        forward_flops: Likewise.
     """
 
     num_clients: int
@@ -144,6 +146,8 @@ class ServerContext:
     budgets: BudgetPlan | None = None
     topology: Topology = Star()
     stream: Stream
+    count_flops: Callable[[float], None] = lambda flops: None
+    forward_flops: Callable[[SubModel], int] = lambda part: 0
 
 
 @dataclass(frozen=True, kw_only=True)

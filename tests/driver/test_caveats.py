@@ -79,6 +79,6 @@ def test_a_seed_that_ended_at_chance_says_so_and_one_that_learned_does_not(tmp_p
     (*before, last) = RunFolder(tmp_path / "learned").read_rounds()
     (sentence,) = caveats(plan.experiment, [*before, replace(last, test_accuracy=37 / 360)])
     assert (
-        sentence.startswith("seed 0 ended at chance: an accuracy of 0.1028") and "largest class has 0.1028" in sentence
+        sentence.startswith("the run ended at chance: an accuracy of 0.1028") and "largest class has 0.1028" in sentence
     )
     assert not caveats(plan.experiment, [*before, replace(last, test_accuracy=38 / 360)])

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.runs.background import BackgroundCall
 from fedsweep.tracking import mlflow_store
 from fedsweep.tracking.mlflow_store import (
     check_store,
@@ -196,6 +197,15 @@ def test_a_server_that_is_not_there_is_found_out_quickly(closed_port: int, silen
     with pytest.raises(ResourceError, match="refused"):
         check_store(f"postgresql://me:secret@127.0.0.1:{closed_port}/db")
     assert time.monotonic() - began < 5
+
+
+def test_a_server_that_never_ends_its_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_store, "_check", lambda *_: threading.Event().wait(5))
+    monkeypatch.setattr(BackgroundCall.wait, "__kwdefaults__", {"silent_s": 0.05, "at_most_s": 1.0})
+    with pytest.raises(
+        ResourceError, match=r"tracking.uri: the store http://h:1 cannot be used: no answer within 0 s; set"
+    ):
+        check_store("http://h:1")
 
 
 def test_any_server_that_answers_is_there() -> None:

@@ -91,7 +91,9 @@ def compare(
         str | None,
         typer.Option(metavar="NAME", help="By a figure, best first, or by a key; -NAME the other way round."),
     ] = None,
-    top: Annotated[int | None, typer.Option(metavar="N", min=1, help="Show the first N lines, of each world.")] = None,
+    top: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Show the first N lines; by setting, of each world.")
+    ] = None,
     interval: Annotated[
         bool | None, typer.Option("--interval/--no-interval", help="The 95% interval in cells for a paper.")
     ] = None,

@@ -36,7 +36,7 @@ def caveats(experiment: Experiment, records: Sequence[RoundRecord]) -> list[str]
     # Where clients have models of their own, the server's need not have learned anything.
     if tested and tested[-1] <= guess and experiment.method.evaluation.client_test() is None:
         sentences.append(
-            f"seed {experiment.seed} ended at chance: an accuracy of {tested[-1]:.4f}, and always answering the test"
+            f"the run ended at chance: an accuracy of {tested[-1]:.4f}, and always answering the test"
             f" set's largest class has {guess:.4f}"
         )
     return sentences

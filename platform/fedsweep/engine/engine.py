@@ -120,9 +120,10 @@ class Engine:
         """Return the run before round 1: initial model, components' states, one-off exchange."""
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
-        ledger, probed = Ledger(), Counter[int]()
+        ledger, probed, server_flops = Ledger(), Counter[int](), list[float]()
         for seam, component in self.experiment.method.server_components:
             context = server_context(self.experiment, seam)
+            context = replace(context, count_flops=server_flops.append, forward_flops=self.costs.forward_flops)
             state = self.experiment.initial_states[seam]
             probes = ask(component, "setup", state, context, when="before round 1")
             if probes:
@@ -143,6 +144,7 @@ class Engine:
             setup_s=setup_s(self.experiment, ledger, probed, self.costs),
             setup_traffic=ledger.traffic({}),
             setup_flops=sum(self.costs.flops(FULL_MODEL, 0, probed=number) for number in probed.values()),
+            setup_server_flops=sum(server_flops),
         )
 
     def _show_start(self, vector: Tensor, components: dict[str, State]) -> None:

@@ -83,7 +83,7 @@ class Round:
         self.anchors: dict[int, Tensor] = {state.version: state.vector}
         self.codecs = RoundCodecs(self._costs, tools.experiment.seed, state)
         self.sync_points, self.server_time_s = 0, 0.0
-        self.server_flops: list[float] = []
+        self.server_flops: list[float] = [state.setup_server_flops]
         self.attended: set[int] = set()
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun

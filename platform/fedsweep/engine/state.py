@@ -62,6 +62,7 @@ class RunState:
         setup_bytes: Bytes of the one-off exchange before round 1.
         setup_traffic: What travelled then.
         setup_flops: What clients computed for it; 0 from round 1 on, whose row has them.
+        setup_server_flops: What the server computed before round 1; likewise.
         setup_s: Virtual seconds of registration and that exchange; None without devices.
         published: Which version of each published content clients have.
         left: What the server's messages have left out [P]; None: nothing.
@@ -94,6 +95,7 @@ class RunState:
     setup_bytes: int = 0
     setup_traffic: Traffic | None = field(default=None, compare=False, repr=False)
     setup_flops: int = 0
+    setup_server_flops: float = 0.0
     setup_s: float | None = None
     published: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     left: Tensor | None = None

@@ -17,6 +17,10 @@ _POLL_S = 0.25
 _T = TypeVar("_T")
 
 
+class NoAnswer(ResourceError):
+    """A call was given up; whoever waited says for what."""
+
+
 class BackgroundCall(Generic[_T]):
     """A call to a store in a thread that ends with its process: whoever waits for it may give it up.
 
@@ -46,7 +50,7 @@ class BackgroundCall(Generic[_T]):
             at_most_s: How long it may take in all; None: for ever.
 
         Raises:
-            ResourceError: It took longer. It goes on, but for nobody.
+            NoAnswer: It took longer. It goes on, but for nobody.
             Exception: What the call raised.
         """
         began = last = time.monotonic()
@@ -59,7 +63,7 @@ class BackgroundCall(Generic[_T]):
             if self._thread.is_alive() and (
                 now - last > silent_s or (at_most_s is not None and now - began > at_most_s)
             ):
-                raise ResourceError(f"no answer within {now - began:.0f} s")
+                raise NoAnswer(f"no answer within {now - began:.0f} s")
         if self._error is not None:
             raise self._error
         return self._result[0]

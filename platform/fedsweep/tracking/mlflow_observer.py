@@ -83,7 +83,8 @@ class MlflowObserver(Observer):
         where, folder = f"the MLflow run {self.run_id or '(never begun)'} in {self._uri}", self._info.folder
         # A run that failed may have done so at its folder.
         has = "" if status == "failed" else f" {folder} has everything, and"
-        self._warn(f"{where} lacks {_listed(sync)} ({self._trouble});{has} fedsweep sync {folder} logs what is missing")
+        lacking = _listed(sync, self._trouble)
+        self._warn(f"{where} lacks {lacking} ({self._trouble});{has} fedsweep sync {folder} logs what is missing")
 
     def _follow(self) -> None:
         """Send what there is, again and again, and everything at the end."""
@@ -110,8 +111,9 @@ class MlflowObserver(Observer):
         return True
 
 
-def _listed(sync: FolderSync) -> str:
+def _listed(sync: FolderSync, trouble: str) -> str:
     try:
         return ", ".join(sync.lacking())
     except Exception as error:  # a folder that is gone or damaged
-        return f"some of its rounds, its files or its status ({reason_of(error)})"
+        reason = reason_of(error)
+        return "some of its rounds, its files or its status" + (f" ({reason})" if reason != trouble else "")

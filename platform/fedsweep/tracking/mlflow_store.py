@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from fedsweep.config.credentials import check_no_credentials
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.processes import silenced
-from fedsweep.runs.background import SILENT_S, BackgroundCall
+from fedsweep.runs.background import SILENT_S, BackgroundCall, NoAnswer
 from fedsweep.tracking.mlflow_empty import copy_empty_store, has_schema, keep_empty_store, schema_version
 
 if TYPE_CHECKING:
@@ -137,7 +137,10 @@ def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
         ResourceError: The store is not there, cannot be written, is not MLflow's, is of another version of MLflow,
             or the experiment is deleted; in one line, within seconds.
     """
-    BackgroundCall(lambda: _check(uri, experiment)).wait()
+    try:
+        BackgroundCall(lambda: _check(uri, experiment)).wait()
+    except NoAnswer as error:
+        raise _unusable(uri, error) from error
 
 
 def _check(uri: str, experiment: str | None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import FedsweepError, ResourceError
-from fedsweep.runs.background import AT_MOST_S, BackgroundCall
+from fedsweep.runs.background import AT_MOST_S, BackgroundCall, NoAnswer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, is_complete, note_begun
 from fedsweep.tracking.mlflow_store import PATIENCE_S, probe_store, reason_of
@@ -70,9 +70,9 @@ class SweepTracker:
         own = {"fedsweep.kind": "sweep", **tags}
         try:
             BackgroundCall(lambda: self._begin(name, config, own)).wait()
-        except FedsweepError:
-            raise
         except Exception as error:  # MLflow's, SQLAlchemy's, requests'
+            if isinstance(error, FedsweepError) and not isinstance(error, NoAnswer):
+                raise
             raise ResourceError(f"tracking.uri: the store {self.uri} can't be used: {reason_of(error)}") from error
         self._call = BackgroundCall(self._follow)
 

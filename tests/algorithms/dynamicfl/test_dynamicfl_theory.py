@@ -11,10 +11,11 @@ import torch
 from tiny_groups import every, two_speed
 from torch import Tensor, nn
 
-from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedavg import fedavg, fedsgd
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.method import FederatedMethod
+from fedsweep.streams import stream
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 MOMENTUM = OptimizerSettings(momentum=0.9, nesterov=True)
@@ -46,12 +47,14 @@ def point_after(
     method: FederatedMethod,
     *,
     curvatures: Sequence[float] = (1.0, 1.0, 1.0),
+    centres: Sequence[float] = (1.0, -3.0, 7.0),
+    sizes: tuple[int, ...] = (10, 20, 5),
     learning_rate: float = 0.1,
     rounds: int = 4,
+    steps: int = 10,
     optimizer: OptimizerSettings | None = None,
 ) -> float:
     """x after rounds of ten steps of three clients with zbar (1, -3, 7) and n (10, 20, 5), from x0 = 2."""
-    centres, sizes = (1.0, -3.0, 7.0), (10, 20, 5)
     samples = np.repeat(np.column_stack([centres, curvatures]), sizes, axis=0)
     experiment = tiny_experiment(
         FederatedMethod(
@@ -60,7 +63,7 @@ def point_after(
         num_clients=3,
         cohort_size=3,
         rounds=rounds,
-        local_steps=10,
+        local_steps=steps,
         batch_size=5,
         learning_rate=learning_rate,
         optimizer=optimizer,
@@ -68,7 +71,7 @@ def point_after(
         double=True,
         sizes=sizes,
         images=samples.reshape(-1, 1, 1, 2),
-        labels=np.zeros(35, dtype=np.int64),
+        labels=np.zeros(sum(sizes), dtype=np.int64),
     )
     return float(run_rounds(local_engine(experiment)).vector[0])
 
@@ -91,6 +94,22 @@ def test_equal_curvatures_give_the_closed_form_at_any_intervals(method: Federate
     optimum = (10 * 1 + 20 * -3 + 5 * 7) / 35
     assert optimum + 0.9**40 * (2 - optimum) == pytest.approx(-0.3926749985708, abs=1e-12)
     assert point_after(method) == pytest.approx(-0.3926749985708, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_three_clients_in_two_groups_converge_at_the_rate_of_fedsgd(seed: int) -> None:
+    """DynamicFL's Theorem 1, on drawn quadratics: each round takes the distance times (1 - eta)^k with both."""
+    draws = stream(seed, "theorem 1").numpy()
+    centres, sizes = draws.normal(scale=5.0, size=3).tolist(), tuple(int(n) for n in 5 * draws.integers(1, 6, size=3))
+    rate, steps, rounds = draws.uniform(0.02, 0.5), int(draws.integers(2, 9)), 2
+    optimum = float(np.average(centres, weights=sizes))
+    dynamic = two_speed(*draws.permutation(3)[:2].tolist(), high=1, low=steps, sync_rule="authors")
+    for method in (dynamic, fedsgd()):
+        moves = 1 if method.name == "fedsgd" else steps  # fedsgd plays one step a round
+        found = point_after(
+            method, centres=centres, sizes=sizes, learning_rate=rate, rounds=rounds * steps // moves, steps=moves
+        )
+        assert found - optimum == pytest.approx((1 - rate) ** (rounds * steps) * (2 - optimum), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,16 @@ def test_mean_degree_under_the_weights_is_the_harmonic_mean() -> None:
     assert float((degree_weights(n, equal) * equal).sum()) == pytest.approx(0.3, rel=1e-12)
 
 
+def test_weights_by_samples_never_have_a_smaller_mean_degree() -> None:
+    """Theorem 5.7 for drawn federations, by the arithmetic and the harmonic mean's inequality."""
+    draws = stream(0, "theorem 5.7").numpy()
+    for clients in draws.integers(1, 40, size=200).tolist():
+        n = torch.from_numpy(draws.integers(1, 1000, size=clients)).double()
+        found = torch.from_numpy(np.exp(draws.normal(scale=3.0, size=clients)))
+        ours, plain = (float((weights * found).sum()) for weights in (degree_weights(n, found), n / n.sum()))
+        assert ours <= plain * (1 + 1e-12) and (clients == 1 or ours < plain)
+
+
 def test_floor_keeps_equal_labels_and_negative_degrees_finite() -> None:
     found, free = degrees(torch.tensor([1.0, 1.0]), torch.tensor([0.0, -5.0]), torch.tensor([0.0, 0.3]), floor=1e-3)
     assert found.tolist() == pytest.approx([1e-3, 1e-3]) and not free.any()

@@ -152,6 +152,14 @@ def test_the_server_makes_the_first_mask_of_labelled_data() -> None:
     engine = local_engine(tiny_experiment(method, build=build, validation=(images, labels)))
     state = engine.start()
     assert state.setup_bytes == 0
+    # Three passes of 200 MACs for each sample: all batches of 20 are whole, and a choice comes after 500 of them.
+    assert state.setup_server_flops in [6 * 200 * 20 * 500 * times for times in range(5, 21)]
+    plain = local_engine(
+        tiny_experiment(replace(method, submodels=replace(method.submodels, first_stage="none")), build=build)
+    )
+    (first, _), (none, _) = engine.advance(state), plain.advance(plain.start())
+    assert first.records[0].flops - none.records[0].flops == state.setup_server_flops
+    assert first.records[0].extra["server_flops"] == state.setup_server_flops and not first.setup_server_flops
     assert not torch.equal(state.components["submodels"]["mask"], engine.experiment.initial_states["submodels"]["mask"])
     with pytest.raises(
         ConfigError, match=r"first_stage=server trains on labelled data .*server_data\.validation=0\.05"
