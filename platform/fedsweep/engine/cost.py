@@ -74,6 +74,7 @@ class CostModel:
         self.own_down = self.downs.index(self.codecs["down"])
         self.announces = any(codec.encodes for codec in self.downs)
         self._encoded: dict[tuple[Direction, int, Shapes], Mapping[str, Size]] = {}
+        self._of_full: dict[tuple[Direction, Missed] | None, Mapping[str, Size]] = {}
 
     @cached_property
     def _counted(self) -> Counted:
@@ -152,9 +153,16 @@ class CostModel:
         A codec's message is taken to be as long as one of noise: of most it depends on shapes alone. ``missed``: the
         receiver is sent so many at once, see ``Announced``.
         """
-        if not (self.codecs[direction].encodes or missed):
-            return whole_values(submodel.message(self.layout, direction))
-        return self.encoded(submodel, direction, self.of_params(submodel, direction, missed))
+        # Rounds that fold have thousands of messages with the whole model.
+        key = (direction, missed) if submodel is FULL_MODEL and sum(missed) <= 1 else None
+        if key in self._of_full:
+            return self._of_full[key]
+        sizes = whole_values(submodel.message(self.layout, direction))
+        if self.codecs[direction].encodes or missed:
+            sizes = self.encoded(submodel, direction, self.of_params(submodel, direction, missed))
+        if key is not None:
+            self._of_full[key] = sizes
+        return sizes
 
     @cached_property
     def message_values(self) -> int:
