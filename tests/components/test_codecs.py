@@ -16,6 +16,7 @@ from fedsweep.components.compression.packing import packed, packed_places, unpac
 from fedsweep.components.compression.registry import CODECS
 from fedsweep.engine.ledger import message_sizes
 from fedsweep.errors import ConfigError
+from fedsweep.parameters.signature import docs_of, signature_of
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
@@ -168,6 +169,14 @@ def test_places_survive_packing_in_the_shorter_form(size: int, number: int) -> N
     sent = packed_places(places, size)
     assert torch.equal(unpacked_places(sent, size, number), places)
     assert len(buffer({"places": sent})) <= min(-(-size // 8), -(-number * max(1, math.ceil(math.log2(size))) // 8))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_each_parameter_is_told_of(name: str) -> None:
+    """A class's own, and those of its bases."""
+    names = signature_of(CODECS[name]).keys() - {"shapes", "brain"}
+    texts = docs_of(CODECS[name])
+    assert all(texts.get(parameter) and "``" not in texts[parameter] for parameter in names), (names, texts)
 
 
 def test_a_sketch_has_no_memory() -> None:

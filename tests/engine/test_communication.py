@@ -191,6 +191,30 @@ def test_a_client_pays_for_each_message_since_its_last_model_and_at_most_for_a_w
     assert charged >= {1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("method", [fedavg(), dynamicfl(group_size=1)], ids=lambda m: m.name)
+def test_who_missed_messages_has_the_servers_model_bit_for_bit_once_it_has_them(
+    method: FederatedMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients add what they decode, one message after the other; what was left out stays on the server."""
+    codec, moves = CODECS["topk"](share=0.2, error_feedback=True), list[Tensor]()
+    decode = type(codec).decode
+    monkeypatch.setattr(type(codec), "decode", lambda *message: moves.append(decode(*message)) or moves[-1])
+    engine = local_engine(coded(method, down=codec, rounds=8, num_clients=6, cohort_size=2))
+    params, state = engine.layout.num_params, engine.start()
+    models, late = dict.fromkeys(range(6), (0, state.vector[:params])), set[int]()
+    for _ in range(8):
+        for client in engine.planner.plan(state).context.cohort:
+            had, model = models[client]
+            for move in moves[had:]:
+                model = model + move
+            assert torch.equal(model, state.vector[:params])
+            models[client] = (len(moves), model)
+            late.add(len(moves) - had)
+        state = run_rounds(engine, state, rounds=1)
+        assert len(moves) == state.version
+    assert state.left is not None and bool(state.left.any()) and max(late) > 2
+
+
 def test_with_everybody_in_each_round_a_download_is_one_message() -> None:
     codec = CODECS["topk"](share=0.1)
     engine = local_engine(coded(fedavg(), codec, codec, cohort_size=4, num_clients=4))

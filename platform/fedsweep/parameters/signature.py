@@ -122,10 +122,13 @@ def signature_of(builder: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def docs_of(builder: Callable[..., Any]) -> dict[str, str]:
-    """Return texts on a builder's parameters, from docstrings in Google's style: its own, and its components'."""
+    """Return texts on a builder's parameters, from docstrings in Google's style: its own, bases', and components'."""
     parts: Parts | None = getattr(builder, "parts", None)
     theirs = [docs_of(kind) for kind in parts.kinds] if isinstance(parts, Parts) else []
-    return {name: text for texts in theirs for name, text in texts.items()} | _documented(inspect.getdoc(builder) or "")
+    # A class has fields of its bases, too.
+    kinds = reversed(builder.__mro__) if inspect.isclass(builder) else [builder]
+    own = [_documented(inspect.getdoc(kind) or "") for kind in kinds]
+    return {name: text for texts in (*theirs, *own) for name, text in texts.items()}
 
 
 def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
@@ -151,4 +154,4 @@ def _documented(docstring: str) -> dict[str, str]:
             texts[current] = [start[2].strip()]
         elif inside and current and line.strip():
             texts[current].append(line.strip())
-    return {key: " ".join(lines) for key, lines in texts.items()}
+    return {key: " ".join(lines).replace("``", "`") for key, lines in texts.items()}

@@ -28,6 +28,7 @@ class CountSketch(PackagedCodec):
     communication-efficient federated learning with sketching. ICML (without its memory on the server).
 
     Attributes:
+        error_feedback: Must be false: what is read is the mean's, so no client knows what its own message left out.
         share: Cells of the table over values.
         rows: Of the table; a value is read as the median over them.
         keep: Share of the values that are read: the largest; the others are 0.
