@@ -54,6 +54,11 @@ def test_a_method_trains_with_a_codec_or_is_refused_in_one_line(method: str) -> 
         check(method, way, codec)
 
 
+@pytest.mark.parametrize("codec", ["int8", "randomk"])
+def test_of_a_model_that_clients_keep_nothing_is_encoded(codec: str) -> None:
+    check("local_only", "up", codec)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_does_with_every_codec(method: str) -> None:

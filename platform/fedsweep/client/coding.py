@@ -151,7 +151,8 @@ class Encoder:
         return message, decoded
 
     def _asked(self, move: Tensor, stream: Stream) -> Payload:
-        message: Payload = ask(self._codec, "encode", move, stream, when="on a client")
+        # Of a model that its clients keep nothing travels.
+        message: Payload = ask(self._codec, "encode", move, stream, when="on a client") if len(move) else {}
         return message
 
     def memory(self) -> dict[str, Tensor]:
@@ -258,7 +259,7 @@ def sent_down(
 
 
 def _decoded(codec: Codec, message: Payload, size: int) -> Tensor:
-    move = codec.decode(message, size)
+    move = codec.decode(message, size) if size else torch.zeros(0)
     # The sum first, one number; it may overflow where all values are finite, so only then each is looked at.
     finite = move.shape == (size,) and (math.isfinite(float(move.sum())) or bool(torch.isfinite(move).all()))
     if not finite:

@@ -157,7 +157,7 @@ class CostModel:
         key = (direction, missed) if submodel is FULL_MODEL and sum(missed) <= 1 else None
         if key in self._of_full:
             return self._of_full[key]
-        sizes = whole_values(submodel.message(self.layout, direction))
+        sizes: Mapping[str, Size] = whole_values(submodel.message(self.layout, direction))
         if self.codecs[direction].encodes or missed:
             sizes = self.encoded(submodel, direction, self.of_params(submodel, direction, missed))
         if key is not None:
@@ -197,6 +197,8 @@ class CostModel:
         """Size one message of params; ``number``: of the codec, for what the server sends."""
         travels = travelling(submodel, self.layout)
         key = (direction, number, travels.shapes)
+        if not travels.size:
+            return {}
         if key not in self._encoded:
             codec = self.codecs["up"] if direction == "up" else self.downs[number]
             if not codec.encodes:
