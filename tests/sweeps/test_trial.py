@@ -11,6 +11,7 @@ import pytest
 from fedsweep import run
 from fedsweep.config.load import load_config
 from fedsweep.driver.session import RunSession
+from fedsweep.errors import ConfigError
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
@@ -165,6 +166,21 @@ def test_a_trial_that_cannot_begin_leaves_the_reason(tmp_path: Path, entry_of: C
         trial.step()
     result = RunFolder(tmp_path / "t").read_result()
     assert result["status"] == "failed" and "muu" in result["reason"]
+
+
+def test_a_trial_that_meets_other_code_fails_with_the_rounds_that_it_has_and_goes_on_with_its_own(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
+) -> None:
+    entry = entry_of({"seed": {"grid": [3]}})
+    first = trial_of(entry, tmp_path / "t")
+    first.step()
+    first.end_early()
+    spec = TrialSpec(folder=tmp_path / "t", config_tree=entry.config.tree(), metrics=("test_accuracy",))
+    with pytest.raises(ConfigError, match="is not that with which the sweep was begun"):
+        ActiveTrial(spec, sources={"fedsweep": "another"}).step()
+    result = RunFolder(tmp_path / "t").read_result()
+    assert (result["status"], result["rounds"]) == ("failed", 1)
+    assert [report["round"] for report in played(trial_of(entry, tmp_path / "t"))] == [2, 3]
 
 
 def test_runs_that_differ_in_method_alone_meet_the_same_clients_and_split(

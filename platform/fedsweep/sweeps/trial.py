@@ -247,7 +247,8 @@ class ActiveTrial:
     def _write_early_failure(self, reason: str | None) -> None:
         if not (self._spec.folder / "config.yaml").is_file():
             self._folder.write_config(load_config(self._spec.config_tree).to_yaml())
-        self._folder.write_result({"status": "failed", "reason": reason, "rounds": 0})
+        rounds = len(self._folder.read_rounds()) if self._folder.has_rounds() else 0
+        self._folder.write_result({"status": "failed", "reason": reason, "rounds": rounds})
 
     def _has_finished(self) -> bool:
         return self._folder.has_result() and self._folder.read_result()["status"] == "finished"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +24,15 @@ from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import Handle, LaneSettings, Segment, Stepping
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import WorkerLost
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.checkpoints.record_codec import pack, unpack
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 
 MOMENTUM = OptimizerSettings(momentum=0.9, keep="persist")
@@ -235,6 +239,86 @@ def test_a_worker_that_dies_of_it_is_replaced_and_the_run_is_the_loops() -> None
         " one"
     ]
     assert torch.equal(state.vector, run_rounds(local_engine(work)).vector)
+
+
+# -- from outside: a whole run, and what its result says ---------------------------------------------------------------
+
+
+def whole_run(folder: Path, lanes: LaneSettings | None) -> dict[str, Any]:
+    tree = {
+        "name": "whole",
+        "scenario": {"clients": 6},
+        "training": {"rounds": 2, "cohort_size": 5, "local_steps": 4},
+        "tracking": {"uri": "none"},
+    }
+    plan = plan_run(load_config(tree))
+    run_plan(replace(plan, experiment=replace(plan.experiment, lanes=lanes)), folder)
+    return RunFolder(folder).read_result()
+
+
+@pytest.fixture(scope="module")
+def of_the_loop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return whole_run(tmp_path_factory.mktemp("loop") / "run", None)
+
+
+def a_moved_optimizer(by: float) -> Callable[[pytest.MonkeyPatch], None]:
+    step = LaneOptimizer.step
+    return lambda patch: patch.setattr(LaneOptimizer, "step", lambda self: (step(self), self._params.mul_(by))[0])
+
+
+def a_changed_replay(patch: pytest.MonkeyPatch) -> None:
+    def captured(step: recording.Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+        replay, outputs = played_again(step)
+        return lambda: (replay(), outputs[0].add_(1e-6))[0], outputs  # type: ignore[func-returns-value]
+
+    patch.setattr(recording, "captured", captured)
+
+
+def an_error(place: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Raised at the first call, and at one that is drawn where the place is passed so often."""
+    owner, name = PLACES[place]
+    ats = (1, random.Random(place).randint(2, 20))
+
+    def put(patch: pytest.MonkeyPatch) -> None:
+        raised = getattr(owner, name)
+        for at in ats:
+            raised = failing(raised, at, ERRORS["a broken kernel"])
+        patch.setattr(owner, name, raised)
+
+    return put
+
+
+# Where the fault is put -> how clients are stepped in the end, and what the result says of it.
+IN_A_RUN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
+    "error: a tile is made": (an_error("a tile is made"), "graph", "can't be probed (CUDA error"),  # for probing, first
+    **{f"error: {place}": (an_error(place), "loop", "illegal memory access") for place in list(PLACES)[1:8]},
+    "error: recording": (an_error("recording"), "lanes", "a step can't be recorded (CUDA error: an illegal memory"),
+    "error: a replay": (an_error("a replay"), "lanes", "a step can't be recorded (CUDA error: an illegal memory"),
+    "error: probing": (an_error("the memory is probed"), "graph", "can't be probed"),
+    "numbers of lanes": (a_moved_optimizer(1.001), "loop", "of the move, and 1e-04 is allowed"),
+    "no numbers of lanes": (a_moved_optimizer(float("nan")), "loop", "is off by nan"),
+    "numbers of a replay": (a_changed_replay, "lanes", "it gives other values than the step"),
+    "figures of the memory": (lambda patch: patch.setattr(memory, "device_memory", lambda: -5.0), "graph", "be probed"),
+}
+
+
+@pytest.mark.usefixtures("records")
+@pytest.mark.parametrize("fault", IN_A_RUN)
+def test_a_whole_run_with_a_fault_comes_to_its_end_and_its_result_names_the_fault(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_the_loop: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(Tile, "peak_memory", lambda tile, lane: 1000 * tile._width)
+    monkeypatch.setattr(memory, "device_memory", lambda: 1e6)
+    put, kind, words = IN_A_RUN[fault]
+    put(monkeypatch)
+    result = whole_run(tmp_path / "run", LaneSettings(width=4, proves=True, records=True, fits_memory=True))
+    assert (result["status"], result["rounds"]) == ("finished", 2)
+    told = result["executor"]
+    assert ("graph" if told["recorded"] else told["name"]) == kind
+    assert any(words in note for note in told["notes"]), told
+    if kind == "loop":
+        assert result["model_sha256"] == of_the_loop["model_sha256"]
+    assert result["test_accuracy"] == pytest.approx(of_the_loop["test_accuracy"], abs=0.01)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
