@@ -212,7 +212,9 @@ def _phrase(branch: Schema) -> str:
         if inner:
             return f"a list of {len(inner)}, each {allowed(inner[0])}"
         what = allowed(branch["items"]) if branch.get("items") else ""
-        return f"a list of at least {branch['minItems']}" if branch.get("minItems") else f"a list, each {what}"
+        if branch.get("minItems"):
+            return f"a list of at least {branch['minItems']}"
+        return f"a list, each {what}" if what else "a list"
     if kind == "object":
         keys = list(branch.get("properties", {}))
         return f"a mapping with {', '.join(keys)}" if keys else "a mapping"
