@@ -178,6 +178,11 @@ class DegreesOfNeighbours(NeighbourWeighting):
     decay_b: Share = 0.99
     floor: Positive = 1e-3
 
+    @property
+    def needs_one_rate(self) -> bool:
+        """Tell whether the device reads its gradient off its move."""
+        return bool(self.learning_rate_v or self.learning_rate_b)
+
     def registration(self) -> tuple[str, ...]:
         """Register the label counts: neighbours know them of one another."""
         return ("label_counts",)

@@ -111,6 +111,11 @@ class NonIIDDegree(Weighting):
         """Return whether the gradient comes with the next round."""
         return self._learns and self.gradient in ("deferred", "explicit")
 
+    @property
+    def needs_one_rate(self) -> bool:
+        """Tell whether gradients are read off the clients' moves."""
+        return self._learns and self.gradient in ("deferred", "same_round")
+
     def registration(self) -> tuple[str, ...]:
         """Register the label counts, unless they are estimated."""
         return ("label_counts",) if self.estimate == "counts" else ()

@@ -206,6 +206,11 @@ class FederatedMethod:
         """Tell whether moves are divided by how many plain steps they are worth, which Adam's are not."""
         return self.weighting.needs_effective_steps or any(term.needs_effective_steps for term in self.terms)
 
+    @property
+    def needs_one_rate(self) -> bool:
+        """Tell whether moves are divided by the learning rate, so that all parameters must have the same."""
+        return self.weighting.needs_one_rate or self.needs_effective_steps
+
     def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
         """Return the measurements of a round, from 1, by name, with the components' states.
 

@@ -228,6 +228,9 @@ def test_groups_are_those_of_torch_and_a_rate_of_zero_keeps_every_bit(settings: 
             "no trained parameter matches 'head'; there are fc1.weight, fc1.bias",
         ),
         ("fednova", [{"match": "fc1", "rate": 0}], "method fednova divides clients' moves by their steps"),
+        ("scaffold", [{"match": "fc1", "rate": 2}], "method scaffold divides clients' moves by their steps"),
+        ("feddh", [{"match": "fc1", "rate": 2}], "method feddh divides clients' moves by their steps"),
+        ("feddhad", [{"match": "fc1", "rate": 2}], "method feddhad divides clients' moves by their steps"),
         ("fedavg", [{"match": "fc1", "rate": -1}], "training.optimizer.groups.0.rate"),
     ],
 )
@@ -236,3 +239,23 @@ def test_groups_that_mean_nothing_are_refused(method: str, groups: list[dict[str
     with pytest.raises(ConfigError, match=message):
         check_experiment(plan_run(load_config(config)).experiment)
     assert "groups" not in load_config({}).tree()["training"]["optimizer"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "feddh", "gradient": "explicit"},
+        {"name": "feddh", "learning_rate_v": 0, "learning_rate_b": 0},
+        {"name": "fedjs"},
+    ],
+)
+def test_who_reads_nothing_off_moves_goes_with_any_rates(method: dict[str, Any]) -> None:
+    groups = [{"match": "fc1", "rate": 2}]
+    config = {"method": method, "training": {"optimizer": {"name": "sgd", "lr": 0.05, "groups": groups}}}
+    check_experiment(plan_run(load_config(config)).experiment)
+
+
+def test_decays_by_group_go_with_methods_of_one_rate() -> None:
+    groups = [{"match": "fc1", "weight_decay": 0.1}]
+    config = {"method": {"name": "feddh"}, "training": {"optimizer": {"name": "sgd", "lr": 0.05, "groups": groups}}}
+    check_experiment(plan_run(load_config(config)).experiment)

@@ -18,7 +18,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.api import load_model, run
 from fedsweep.catalog import build_method
 from fedsweep.client.messages import LaneSettings
-from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerGroup, OptimizerSettings
 from fedsweep.client.shards import batch_order
 from fedsweep.components.local import eval_copy
 from fedsweep.config.load import load_config
@@ -144,8 +144,11 @@ def test_one_clients_lora_is_plain_lora() -> None:
         OptimizerSettings(momentum=0.9, weight_decay=0.1),
         OptimizerSettings(name="adam", weight_decay=0.1),
         OptimizerSettings(clip_norm=0.1),
+        OptimizerSettings(momentum=0.9, nesterov=True, weight_decay=0.1, keep="persist"),
+        OptimizerSettings(name="adam", weight_decay=0.1, keep="average"),
+        OptimizerSettings(weight_decay=0.1, groups=(OptimizerGroup(match="up", rate=10.0, weight_decay=0.5),)),
     ],
-    ids=["sgd", "momentum and decay", "adam and decay", "clipped"],
+    ids=["sgd", "momentum and decay", "adam and decay", "clipped", "kept", "averaged", "groups"],
 )
 @pytest.mark.parametrize("lanes", [None, LaneSettings(width=3)], ids=["loop", "lanes"])
 def test_frozen_values_keep_their_bits(settings: OptimizerSettings, lanes: LaneSettings | None) -> None:

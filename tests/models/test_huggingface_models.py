@@ -19,6 +19,7 @@ from fedsweep.errors import ConfigError, DataError, InputError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.huggingface import PretrainedModel, pretrained
+from fedsweep.parameters.signature import signature_of
 from fedsweep.testing import local_engine, run_rounds
 from fedsweep.world.data.datasets import load_dataset
 from fedsweep.world.data.record import Dataset
@@ -212,8 +213,17 @@ def test_lanes_are_the_loop_or_leave_it_to_it(models: Path, texts: Path, name: s
     assert not torch.equal(alone.vector, engine.experiment.initial_vector)
 
 
+def test_an_actor_can_be_sent_the_builder(models: Path) -> None:
+    from ray import cloudpickle
+
+    sent = cloudpickle.loads(cloudpickle.dumps(pretrained(str(models / "bert"))))
+    assert {*signature_of(sent)} == {"input_shape", "num_classes", "outputs", "sha256", "dtype"}
+    assert sent(input_shape=(6,), num_classes=2, outputs=(2,))(torch.zeros(1, 6, dtype=torch.int64)).shape == (1, 2)
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize("name", ["bert", pytest.param("gpt2", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_actors_give_the_bits_of_one_process(pool: Pool, models: Path, texts: Path, name: str) -> None:
     experiment = adapters(models, texts, name)
     found, _ = play(pool, experiment, 2)

@@ -85,13 +85,21 @@ def test_clients_in_lanes_are_the_loop(name: str) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("name", "actors"), [("diabetes", 1), ("lines", 2), ("shapes", 3), ("self_supervised", 2)])
-def test_actors_give_the_bits_of_one_process(pool: Pool, name: str, actors: int) -> None:
-    experiment = plan_run(load_config(world(name))).experiment
-    found, _ = play(pool, experiment, actors)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "lines" else pytest.param(name, marks=pytest.mark.exhaustive) for name in [*WORLDS, "waves"]],
+)
+def test_actors_give_the_bits_of_one_process(
+    pool: Pool, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_waves.py").write_text(UNLABELLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = plan_run(load_config(unlabelled("generative", "vae") if name == "waves" else world(name))).experiment
     here = run_rounds(local_engine(experiment))
-    assert torch.equal(found.vector, here.vector)
-    assert [r.extra for r in found.records] == [r.extra for r in here.records]
+    for actors in (1, 2, 3):
+        found, _ = play(pool, experiment, actors)
+        assert torch.equal(found.vector, here.vector)
+        assert [r.extra for r in found.records] == [r.extra for r in here.records]
 
 
 OWN = '''
@@ -257,18 +265,22 @@ def data(*, root, download):
 """
 
 
+def unlabelled(task: str, model: str, **more: Any) -> dict[str, Any]:
+    scenario = {"dataset": "own_waves:data", "clients": 3, "partition": {"kind": "iid"}, "task": {"kind": task, **more}}
+    return {**SMALL, "scenario": scenario, "model": {"name": model}}
+
+
 def test_data_without_targets_are_learned_by_the_tasks_that_need_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_waves.py").write_text(UNLABELLED)
     monkeypatch.syspath_prepend(tmp_path)
-    scenario: dict[str, Any] = {"dataset": "own_waves:data", "clients": 3, "partition": {"kind": "iid"}}
     training = {**SMALL["training"], "rounds": 15, "optimizer": {"name": "adam", "lr": 0.02}}
     for task, model in (("generative", "vae"), ("self_supervised", "masked_autoencoder"), ("generative", "mlp")):
-        more = {"latent": 0} if model == "mlp" else {}
-        config = {**SMALL, "scenario": {**scenario, "task": {"kind": task, **more}}, "model": {"name": model}}
+        config = unlabelled(task, model, **({"latent": 0} if model == "mlp" else {}))
         figures = run({**config, "training": training}).to_pandas()[FIGURES[task][0]]
         assert figures.iloc[-1] < 0.8 * figures.iloc[0]
+    scenario = {**config["scenario"], "task": None}
     with pytest.raises(DataError, match="'waves' has no targets; name a task that needs none"):
         run({**SMALL, "scenario": scenario})
     with pytest.raises(DataError, match="'waves' has no targets, which task regression learns"):

@@ -54,6 +54,11 @@ class Weighting(ServerComponent):
     from_anchor: ClassVar[bool] = False
     needs_effective_steps: ClassVar[bool] = False
 
+    @property
+    def needs_one_rate(self) -> bool:
+        """Tell whether moves are divided by the client's learning rate, so that all parameters must have the same."""
+        return self.needs_effective_steps
+
     @abstractmethod
     @returns(pair("weights [{n}], state", _weights))
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:

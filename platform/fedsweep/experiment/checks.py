@@ -91,7 +91,7 @@ def _check_task(experiment: Experiment) -> None:
 def _check_exactness(experiment: Experiment) -> None:
     optimizer = experiment.training.optimizer
     method = experiment.method
-    if method.needs_effective_steps and any(group.rate != 1 for group in optimizer.groups):
+    if method.needs_one_rate and any(group.rate != 1 for group in optimizer.groups):
         raise ConfigError(
             f"method {method.name} divides clients' moves by their steps and one learning rate, but"
             " training.optimizer.groups has others; leave out their rate, or choose another method"

@@ -53,7 +53,7 @@ def curve_charts(study: Study, looks: Sequence[Look]) -> dict[str, Chart]:
         By name; none where nothing was measured.
     """
     runs, worlds = study.runs, study.layout.worlds[:MOST_PANELS]
-    titles = figure_titles(metrics_of(run.view for run in runs))
+    titles = figure_titles(metrics_of((run.view for run in runs), by_client=True))
     names = {name: how for name, how in titles.items() if any(name in run.curve.figures for run in runs)}
     if not names:
         return {}

@@ -202,7 +202,7 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) ->
 
 def _figures(study: Study, style: TableStyle, *, is_single: bool) -> list[Figure]:
     if style.figures is not None:
-        metrics = metrics_of(run.view for run in study.runs)
+        metrics = metrics_of((run.view for run in study.runs), by_client=True)
         return [shown_figure(figure_name(name, study.runs, what="--y"), metrics) for name in style.figures]
     usual = (*FIGURES, *OF_REPLAYS) if is_single else FIGURES[:1]
     return [f for f in usual if any(s.figure(f.name) is not None for s in study.settings)] or [FIGURES[0]]

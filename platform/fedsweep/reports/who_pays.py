@@ -52,7 +52,7 @@ class ShareRow:
 
 def share_rows(study: Study) -> list[ShareRow]:
     """Return the rows of those settings that were tested so, in the order of :data:`OF`, then tasks', by world."""
-    rows, metrics = [], metrics_of(run.view for run in study.runs)
+    rows, metrics = [], metrics_of((run.view for run in study.runs), by_client=True)
     shown = {name: (of, True) for name, of in OF.items()}
     for name in (n.removesuffix("_worst10") for n in metrics if n.startswith("client_") and n.endswith("_worst10")):
         if name not in shown:

@@ -103,7 +103,9 @@ class Curve:
 
 def curve_of(run: RunView, names: Iterable[str] | None = None) -> Curve:
     """Return a run's curve, all rounds, of chosen columns; None: those of :data:`FIGURES` and the run's metrics."""
-    names = (*FIGURES, *run.metrics) if names is None else names
+    if names is None:
+        worst = (name for name in run.client_metrics if name.endswith("_worst10") and name not in FIGURES)
+        names = (*FIGURES, *run.metrics, *worst)
     cells = {name: tuple(map(finite, run.column(name))) for name in names}
     return Curve(
         rounds=tuple(run.column("round")),

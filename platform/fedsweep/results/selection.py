@@ -54,7 +54,7 @@ def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
 
 def is_less_better(figure: str, views: Iterable[RunView]) -> bool:
     """Tell whether a figure of runs is the better the smaller it is: losses, what is spent, metrics that say so."""
-    metrics = metrics_of(views)
+    metrics = metrics_of(views, by_client=True)
     if figure in metrics:
         return metrics[figure].mode == "min"
     return not figure.removesuffix("_worst10").removesuffix("_best10").endswith("accuracy")

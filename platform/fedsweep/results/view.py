@@ -154,7 +154,12 @@ class RunView:
             for name, declaration in declarations(self.config).items()
             for column in self.columns
             if (column == name or column.startswith(f"{name}/")) and _COLUMN.fullmatch(column)
-        } | {
+        }
+
+    @cached_property
+    def client_metrics(self) -> Mapping[str, Declaration]:
+        """Return those of what the test found by client, by column: the mean over clients, and the tenths."""
+        return {
             f"client_{name}{part}": replace(declaration, chance=None)
             for name, declaration in declarations(self.config).items()
             for part in ("", "_worst10", "_best10")
@@ -185,7 +190,8 @@ class RunView:
         """
         cells = [cell for cell in self.column(name) if isinstance(cell, int | float)]
         which, reduce = OVER[how]
-        if how == "best" and name in self.metrics and self.metrics[name].mode == "min":
+        declared = {**self.metrics, **self.client_metrics}
+        if how == "best" and name in declared and declared[name].mode == "min":
             reduce = min
         used = [finite(cell) for cell in cells[which] if how != "best" or cell == cell]
         whole = [value for value in used if value is not None]
@@ -226,11 +232,16 @@ class RunView:
         return replace(self, result={}, columns={name: cells[: place + 1] for name, cells in self.columns.items()})
 
 
-def metrics_of(views: Iterable[RunView]) -> dict[str, Declaration]:
-    """Return the declarations of metrics in these runs, by column, each from the first run that has it."""
+def metrics_of(views: Iterable[RunView], *, by_client: bool = False) -> dict[str, Declaration]:
+    """Return the declarations of metrics in these runs, by column, each from the first run that has it.
+
+    Args:
+        views: The runs.
+        by_client: Those of what was found by client, too.
+    """
     declared: dict[str, Declaration] = {}
     for view in views:
-        declared = {**view.metrics, **declared}
+        declared = {**view.metrics, **(view.client_metrics if by_client else {}), **declared}
     return declared
 
 
