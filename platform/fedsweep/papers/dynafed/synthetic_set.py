@@ -204,10 +204,10 @@ def _loss_on(experiment: Experiment, model: nn.Module, client: int) -> float:
 def losses_figure(scene: Scene) -> Figure:
     """Clients' losses on their own samples: their own models in local training, then the global one in fine-tuning."""
     figure, shown = panels_of(scene, lambda run: client_losses(run.folder), "clients")
+    own = looks([f"client {place}" for place in ("a", "b", "c")])  # clients are no levels
     for axes, _, losses in shown:
-        own = looks([str(client) for client in losses.clients])
-        for client in losses.clients:
-            colour = own[str(client)].colour
+        for client, look in zip(losses.clients, own.values(), strict=False):
+            colour = look.colour
             axes.plot(*losses.local[client].T, color=colour)
             axes.plot(*losses.tuned[client].T, color=colour, linestyle="--")
         last = max(float(points[-1, 0]) for points in losses.tuned.values())
@@ -215,6 +215,7 @@ def losses_figure(scene: Scene) -> Figure:
         name_axes(axes, x="steps", y="loss on own samples (nats)")
     line, star = Look(colour="#000000", marker=""), Look(colour="#000000", marker="*")
     handles = [
+        *(line_handle(name, look, marker="") for name, look in own.items()),
         line_handle("own model, local training", line),
         line_handle("global model, fine-tuning", line, linestyle="--"),
         line_handle("global model, mean of all clients", star, linestyle="none"),
