@@ -136,7 +136,9 @@ def test_a_sweeps_trials_are_of_one_code(tmp_path: Path, code: Code) -> None:
 
 
 def test_a_trial_is_not_played_by_other_code_than_the_sweeps(tmp_path: Path, code: Code) -> None:
-    spec = TrialSpec(folder=tmp_path / "t", config_tree=load_config(TINY).tree(), metrics=("test_accuracy",))
+    spec = TrialSpec(
+        folder=tmp_path / "t", config_json=json.dumps(load_config(TINY).tree()), metrics=("test_accuracy",)
+    )
     there = {"fedsweep": "1", "my.py": "second", "of another trial.py": "3"}
     with pytest.raises(ConfigError, match=r"is not that with which the sweep was begun \(changed since: my\.py\)"):
         ActiveTrial(spec, sources=there).step()

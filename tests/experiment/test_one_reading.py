@@ -27,7 +27,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.sweep_folder import SweepFolder
-from fedsweep.sweeps.trial import ActiveTrial, TrialSpec
+from fedsweep.sweeps.trial import ActiveTrial
 
 TINY = {
     "scenario": {"clients": 6, "partition": {"kind": "iid"}},
@@ -97,7 +97,7 @@ def test_a_trial_is_bound_by_the_driver_and_by_its_process(tmp_path: Path, calls
     assert len(list_trials(config)) == calls["method"] == calls["scenario.partition"] == calls["model"] == 1
     calls.clear()
     (entry,) = prepared.entries
-    trial = ActiveTrial(TrialSpec(**prepared.describe(entry)["spec"]))
+    trial = ActiveTrial(prepared.describe(entry)["spec"])
     while not trial.step()["done"]:
         pass
     assert trial.config is not None and trial.config.method == {"name": "fedprox", "mu": 0.5, "penalty": "half"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedsweep.sweeps.budget.study_clock import ELAPSED, StudyClock, elapsed_seco
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.sweep_folder import SweepFolder
-from fedsweep.sweeps.trial import ActiveTrial, TrialSpec
+from fedsweep.sweeps.trial import ActiveTrial
 
 TinySweep = Callable[..., dict[str, Any]]
 SEEDS = {"seed": {"grid": [0, 1, 2, 3]}}
@@ -37,7 +38,7 @@ def play(study: PreparedSweep, count: int | None = None) -> list[dict[str, Any]]
     """Play trials that fit, in this process, as Ray Tune's would be."""
     assert study.allowance is not None
     for entry in study.allowance.affordable()[:count]:
-        trial = ActiveTrial(TrialSpec(**study.describe(entry)["spec"]))
+        trial = ActiveTrial(study.describe(entry)["spec"])
         while not trial.step()["done"]:
             pass
     return [RunFolder(run).read_result() for run in find_runs(study.folder.path)]
@@ -123,8 +124,8 @@ def test_where_costs_follow_from_training_a_trial_ends_at_its_share(tmp_path: Pa
     entry = study.entries[0]
     assert study.allowance is not None and not study.allowance.planned(entry).is_exact
     described = study.describe(entry)["spec"]
-    share = described["most"].total_bytes * 7 // 10
-    trial = ActiveTrial(TrialSpec(**{**described, "most": Spending(total_bytes=share)}))
+    share = described.most.total_bytes * 7 // 10
+    trial = ActiveTrial(replace(described, most=Spending(total_bytes=share)))
     while not trial.step()["done"]:
         pass
     result = RunFolder(entry_folder := study.folder.trial_path(entry.trial)).read_result()

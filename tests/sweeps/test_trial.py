@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def entry_of(tiny: Callable[..., dict[str, Any]]) -> Callable[..., PreparedTrial
 
 def trial_of(entry: PreparedTrial, folder: Path, **more: Any) -> ActiveTrial:
     return ActiveTrial(
-        TrialSpec(folder=folder, config_tree=entry.config.tree(), **{"metrics": ("test_accuracy",), **more})
+        TrialSpec(folder=folder, config_json=json.dumps(entry.config.tree()), **{"metrics": ("test_accuracy",), **more})
     )
 
 
@@ -55,20 +56,22 @@ def test_reports_carry_sums_and_say_when_it_is_over(tmp_path: Path, entry_of: Ca
     reports = played(trial_of(entry_of({"seed": {"grid": [1]}}), tmp_path / "t", resource="total_bytes"))
     assert [r["round"] for r in reports] == [1, 2, 3]
     assert [r["done"] for r in reports] == [False, False, True]
-    sent = [r["bytes_up"] + r["bytes_down"] for r in reports]
+    sent = [row.bytes_up + row.bytes_down for row in RunFolder(tmp_path / "t").read_rounds()]
     registered = 6 * 4  # each client's number of samples
     assert [r["total_bytes"] - registered for r in reports] == [sent[0], sum(sent[:2]), sum(sent)]
     assert [r["resource"] for r in reports] == [r["total_bytes"] for r in reports]
 
 
-def test_a_report_has_the_figures_of_the_row_of_the_table(
+def test_a_report_has_of_the_row_of_the_table_what_is_compared_and_little_else(
     tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:
-    reports = played(trial_of(entry_of({"seed": {"grid": [1]}}, evaluation={"every": 2}), tmp_path / "t"))
+    entry, asked = entry_of({"seed": {"grid": [1]}}, evaluation={"every": 2}), ("test_accuracy", "lr", "comm_cost")
+    reports = played(trial_of(entry, tmp_path / "t", metrics=asked))
     rows = RunFolder(tmp_path / "t").read_rounds()
     for report, row in zip(reports, rows, strict=True):
-        figures = scalar_figures(row)
-        assert figures and {name: report[name] for name in figures} == figures
+        figures = {name: x for name, x in scalar_figures(row).items() if name in (*asked, "test_loss", "train_loss")}
+        assert len(figures) >= 3 and {name: report[name] for name in figures} == figures
+        assert "bytes_up" not in report and "wall_time_s" not in report
     assert rows[0].test_accuracy is None
     assert math.isnan(reports[0]["test_accuracy"])
 
@@ -161,7 +164,7 @@ def test_a_finished_trial_only_says_its_last_round_again(
 def test_a_trial_that_cannot_begin_leaves_the_reason(tmp_path: Path, entry_of: Callable[..., PreparedTrial]) -> None:
     entry = entry_of({"seed": {"grid": [3]}})
     given = {**entry.config.tree(), "method": {"name": "fedprox", "muu": 1.0}}
-    trial = ActiveTrial(TrialSpec(folder=tmp_path / "t", config_tree=given, metrics=("test_accuracy",)))
+    trial = ActiveTrial(TrialSpec(folder=tmp_path / "t", config_json=json.dumps(given), metrics=("test_accuracy",)))
     with pytest.raises(ValueError, match="muu"):
         trial.step()
     result = RunFolder(tmp_path / "t").read_result()
@@ -194,6 +197,14 @@ def test_runs_that_differ_in_method_alone_meet_the_same_clients_and_split(
     assert [r.cohort for r in first] == [r.cohort for r in second]
     assert folders[0].read_clients().equals(folders[1].read_clients())
     assert first[0].train_loss != second[0].train_loss or first[-1].test_loss != second[-1].test_loss
+
+
+def test_short_rounds_are_reported_as_one(tmp_path: Path, entry_of: Callable[..., PreparedTrial]) -> None:
+    entry = entry_of({"seed": {"grid": [1]}})
+    [whole] = played(trial_of(entry, tmp_path / "whole", report_every_s=1e9))
+    assert whole["round"] == 3 and {**whole} == played(trial_of(entry, tmp_path / "each"))[-1]
+    hashes = {RunFolder(tmp_path / name).read_result()["model_sha256"] for name in ("whole", "each")}
+    assert len(hashes) == 1
 
 
 def test_flops_as_a_resource_are_added_up(tmp_path: Path, entry_of: Callable[..., PreparedTrial]) -> None:

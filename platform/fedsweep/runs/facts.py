@@ -7,6 +7,7 @@ import platform
 import resource
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def run_facts() -> dict[str, Any]:
     return {"versions": versions | {name: _version(name) for name in _VERSIONS_OF}, "git_commit": _git_commit()}
 
 
+@cache  # a process has imported what it runs, and reading a version takes milliseconds
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)

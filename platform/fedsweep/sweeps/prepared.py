@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 WORLD = "world"
 # A trial whose costs were estimated may spend so much more than that.
 _TOLERANCE = 1.01
+# Tune takes some milliseconds for a report, as long as a small model's round.
+_REPORT_EVERY_S = 0.5
 
 
 @dataclass(kw_only=True)
@@ -265,19 +268,22 @@ class PreparedSweep:
         """Return a trial as its process gets it."""
         spec = TrialSpec(
             folder=self.folder.trial_path(entry.trial),
-            config_tree=entry.config.tree(),
+            config_json=json.dumps(entry.config.tree()),
             metrics=self.reported,
             resource=self.config.sweep.resource,
             # Trials that exchange checkpoints have one name for them.
             config_hash=f"pbt-{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,
             allow_changed_code=self.allow_changed_code,
             most=self._most(entry),
+            report_every_s=_REPORT_EVERY_S if self.config.sweep.scheduler is None else 0.0,
         )
         done = self.folder.has_finished(entry.trial)
         share = Share(actors=0) if done else entry.share  # one that has finished before only says so
         values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
-        world = canonical([asdict(world_of(entry.config)), entry.config.seed])
-        return {"spec": vars(spec).copy(), "share": asdict(share), "values": values, WORLD: world}
+        described = {"spec": spec, "share": share, "values": values}
+        if self.config.sweep.scheduler == "front":
+            described[WORLD] = canonical([asdict(world_of(entry.config)), entry.config.seed])
+        return described
 
     def _most(self, entry: PreparedTrial) -> Spending | None:
         """Return what a trial may spend at most, where its costs are no more than estimated: 1 % more than that."""

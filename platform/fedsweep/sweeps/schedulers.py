@@ -16,7 +16,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from fedsweep.sweeps.budget.allowance import Allowance
+from fedsweep.sweeps.budget.allowance import NOTHING, Allowance
 from fedsweep.sweeps.budget.spending import Spending
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared import WORLD
@@ -92,7 +92,7 @@ class FrontScheduler(FIFOScheduler):
         if not result.get(TESTED):
             return TrialScheduler.CONTINUE
         figures = metric_values(result, self._reported)
-        is_dominated = self._front(own[WORLD]).is_dominated(own["spec"]["folder"].name, figures)
+        is_dominated = self._front(own[WORLD]).is_dominated(own["spec"].folder.name, figures)
         return TrialScheduler.STOP if is_dominated else TrialScheduler.CONTINUE
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
@@ -110,18 +110,35 @@ def _domain(entry: SpaceEntry) -> Any:
     return makers[entry.kind](*entry.values)
 
 
-class ListedTrials(KeptHere, Searcher):
-    """Begins listed trials as long as the study's budget has room for them, those first that have finished.
+class Feed(KeptHere, Searcher):
+    """Gives Tune one trial after the other: a grid of them it would copy whole for each."""
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+        """Leave the metric to the scheduler."""
+        return True
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Do nothing: what comes next goes by ends."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Do nothing: the trials are in the sweep's plan, and Tune's own state is never read back."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Do nothing; see :meth:`save`."""
+
+
+class ListedTrials(Feed):
+    """Begins listed trials, those first that have finished, as long as the study's budget has room for them.
 
     A trial ends with what it really spent: where a scheduler ended it early, there is room for another.
 
     Args:
-        prepared: A sweep with a budget.
+        prepared: The sweep.
     """
 
-    def __init__(self, prepared: PreparedSweep, allowance: Allowance) -> None:
+    def __init__(self, prepared: PreparedSweep) -> None:
         super().__init__()
-        self._prepared, self._allowance = prepared, allowance
+        self._prepared, self._allowance = prepared, prepared.allowance
         self._waiting = prepared.in_order
         self._done = {e.trial.number for e in self._waiting if prepared.folder.has_finished(e.trial)}
         self._begun: list[PreparedTrial] = []
@@ -130,10 +147,11 @@ class ListedTrials(KeptHere, Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next trial that fits; None as long as the end of another one may make room."""
-        beside = self._allowance.committed(self._begun, self._settled)
+        allowance = self._allowance
+        beside = NOTHING if allowance is None else allowance.committed(self._begun, self._settled)
         for entry in self._waiting:
             done = entry.trial.number in self._done
-            if done or self._allowance.has_room(self._allowance.planned(entry), beside):
+            if done or allowance is None or allowance.has_room(allowance.planned(entry), beside):
                 self._waiting.remove(entry)
                 self._begun.append(entry)
                 self._settled |= {entry.trial.number} if done else set()
@@ -149,24 +167,15 @@ class ListedTrials(KeptHere, Searcher):
             self._settled.add(entry.trial.number)
             _note_spending(self._allowance, entry, None if error else result)
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Do nothing: a budget goes by ends."""
 
-    def save(self, checkpoint_path: str) -> None:
-        """Do nothing; see :meth:`ProposedTrials.save`."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Do nothing; see :meth:`ProposedTrials.save`."""
-
-
-def _note_spending(allowance: Allowance, entry: PreparedTrial, report: Mapping[str, Any] | None) -> None:
+def _note_spending(allowance: Allowance | None, entry: PreparedTrial, report: Mapping[str, Any] | None) -> None:
     """Note what a trial spent by its last report, since its folder may lag behind; without one its folder tells."""
-    if report is not None and "total_bytes" in report:
+    if allowance is not None and report is not None and "total_bytes" in report:
         clock = report.get("sim_time_s") or 0.0
         allowance.note(entry, Spending(total_bytes=int(report["total_bytes"]), sim_time_s=float(clock), trials=1))
 
 
-class ProposedTrials(KeptHere, Searcher):
+class ProposedTrials(Feed):
     """Gives a search's proposals the form of trials; first come trials of before that are to go on.
 
     Trial k is chosen from what the trials up to k - ``at_once`` came to, whichever others have ended by then: so a
@@ -222,22 +231,12 @@ class ProposedTrials(KeptHere, Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Take note of each end."""
         trial, config = self._own[trial_id].trial, self._prepared.config
-        if self._prepared.allowance is not None:
-            _note_spending(self._prepared.allowance, self._own[trial_id], None if error else result)
+        _note_spending(self._prepared.allowance, self._own[trial_id], None if error else result)
         # One that the scheduler ends writes its result only after this; one whose process is lost may have finished.
         otherwise = Outcome(values=None) if error else Outcome.of(result or {}, config, is_whole=False)
         self._outcomes[trial.number] = read_outcome(self._prepared.folder.trial_path(trial), config) or otherwise
         self._ended.add(trial.number)
         self._write_study()
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Do nothing: a search goes by ends."""
-
-    def save(self, checkpoint_path: str) -> None:
-        """Do nothing: the trials are in the sweep's plan, and Tune's own state is never read back."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Do nothing; see :meth:`save`."""
 
     def _begin(self, trial_id: str, entry: PreparedTrial) -> dict[str, Any]:
         self._own[trial_id] = entry

@@ -7,6 +7,7 @@ process can take over the next trial without importing everything again.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -41,7 +42,7 @@ from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FATAL, ActiveTrial, TrialS
 
 SPEC, SHARE, VALUES = "spec", "share", "values"
 FATAL_MARK = "fatal"
-Specs = Sequence[Mapping[str, Any]]
+Specs = Sequence[TrialSpec]
 _CHECKPOINTS = "checkpoints"
 
 
@@ -90,7 +91,7 @@ class SweepTrial(tune.Trainable):
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Return the bundles that this trial reserves."""
         # All bundles or none, near each other where there is room.
-        return tune.PlacementGroupFactory(Share(**config[TRIAL][SHARE]).bundles, strategy="PACK")
+        return tune.PlacementGroupFactory(config[TRIAL][SHARE].bundles, strategy="PACK")
 
     def step(self) -> dict[str, Any]:
         """Play a round."""
@@ -164,7 +165,7 @@ class SweepTrial(tune.Trainable):
         if config is None:
             return
         if self._metrics is None:
-            share = Share(**self._described[TRIAL][SHARE])
+            share: Share = self._described[TRIAL][SHARE]
             self._metrics = RayMetrics(
                 run=self._active.folder.name,
                 sweep=self._active.folder.parent.name,
@@ -181,19 +182,18 @@ class SweepTrial(tune.Trainable):
         self._described = config
         self._metrics = None
         described = config[TRIAL]
-        own = self._specs[place_of(self.trial_id)] if self._specs else described[SPEC]
-        spec = TrialSpec(**own)
+        spec = self._specs[place_of(self.trial_id)] if self._specs else described[SPEC]
         if spec.config_hash is not None:
             # The scheduler changes values on the way.
-            spec = replace(spec, config_tree=overlaid(spec.config_tree, described[VALUES]))
+            tree = overlaid(json.loads(spec.config_json), described[VALUES])
+            spec = replace(spec, config_json=json.dumps(tree))
         if self._away is not None:
             self._away.leave()
         self._away = None
         if self._disk is not None and not self._disk.is_here():
             self._away = Away.of(spec.folder, self._disk, near=Path(self.logdir))
             spec = replace(spec, folder=self._away.folder)
-        share = Share(**described[SHARE])
-        make_session = session_in_group if share.actors else open_session
+        make_session = session_in_group if described[SHARE].actors else open_session
         return ActiveTrial(spec, self._find_dataset, make_session, self._sources)
 
     def _find_dataset(self, config: Config) -> Any:

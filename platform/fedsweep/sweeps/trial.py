@@ -7,8 +7,10 @@ next process goes on from the folder's newest valid checkpoint.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +47,8 @@ FATAL = (InputError, ClientJobError, InvariantError)
 # That the round was tested: elsewhere metrics stand with the values that they had before.
 TESTED = "tested"
 TOTAL_FLOPS = "total_flops"
+# Beside what is compared: Tune keeps some kilobytes for each figure of each trial, so it is not told all of a round.
+_SHOWN = ("test_accuracy", "test_loss", "train_loss", "sim_time_s")
 # Tune says that a trial is done also where it ended it itself; this says that the trial came to its own end.
 FINISHED = "finished"
 # What the user should know of a round: that a client actor was replaced, say.
@@ -59,21 +63,27 @@ class TrialSpec:
 
     Attributes:
         folder: The run folder, absolute.
-        config_tree: The trial's resolved configuration as plain mappings.
+        config_json: The trial's resolved configuration, as text: Tune copies, flattens and keeps all that is no text.
         metrics: What the sweep compares; reported in each round, NaN as long as it is unknown.
         resource: What a scheduler rations.
         config_hash: Names checkpoints instead of the configuration's own hash, so that trials may exchange them.
         allow_changed_code: Go on from checkpoints of other sources.
         most: What it may spend of the study's budget, where that has no more room for it; None: as much as it takes.
+        report_every_s: Rounds that end within so many seconds are reported as one, where nothing is decided by rounds.
     """
 
     folder: Path
-    config_tree: Mapping[str, Any]
+    config_json: str
     metrics: tuple[str, ...]
     resource: str = "round"
     config_hash: str | None = None
     allow_changed_code: bool = False
     most: Spending | None = None
+    report_every_s: float = 0.0
+
+    def load_config(self) -> Config:
+        """Load the trial's configuration."""
+        return load_config(json.loads(self.config_json))
 
 
 SessionFactory = Callable[[Plan, Path], contextlib.AbstractContextManager[Session]]
@@ -143,24 +153,28 @@ class ActiveTrial:
         return {**self._report.figures(), "done": False, FINISHED: False}
 
     def step(self) -> dict[str, Any]:
-        """Play a round and return what is reported of it; ``done`` is true with the last.
+        """Play a round, or several short ones, and return what is reported of the last; ``done`` with the trial's last.
 
         Raises:
             FedsweepError: The trial failed; its folder says so.
         """
         if self._session is None and self._has_finished():
             return self._last_words()
+        until, report, messages = time.monotonic() + self._spec.report_every_s, {"done": False}, list[str]()
         try:
             session = self._session or self._open()
-            step = session.step()
-            messages = [*step.messages]
-            while step.record is None and step.stopped_by is None:
+            while not report["done"]:
                 step = session.step()
                 messages += step.messages
+                if step.record is None and step.stopped_by is None:
+                    continue
+                report = self._reported(step)
+                if time.monotonic() >= until:
+                    break
         except Exception as error:
             self._end("failed", str(error))
             raise
-        return {**self._reported(step), **({MESSAGES: messages} if messages else {})}
+        return {**report, **({MESSAGES: messages} if messages else {})}
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""
@@ -186,7 +200,7 @@ class ActiveTrial:
         check_no_link(self._spec.folder)
         self._stack.enter_context(sole_writer(self._spec.folder, patience_s=_PATIENCE_S))
         self._is_ours = True
-        config = load_config(self._spec.config_tree)
+        config = self._spec.load_config()
         plan = plan_run(config, self._find_dataset(config), config_hash=self._spec.config_hash)
         if self._spec.most is not None:
             plan = _limited(plan, self._spec.most)
@@ -246,7 +260,7 @@ class ActiveTrial:
 
     def _write_early_failure(self, reason: str | None) -> None:
         if not (self._spec.folder / "config.yaml").is_file():
-            self._folder.write_config(load_config(self._spec.config_tree).to_yaml())
+            self._folder.write_config(self._spec.load_config().to_yaml())
         rounds = len(self._folder.read_rounds()) if self._folder.has_rounds() else 0
         self._folder.write_result({"status": "failed", "reason": reason, "rounds": rounds})
 
@@ -306,14 +320,13 @@ class TuneReport:
         self._clock = record.sim_time_s if record.sim_time_s is not None else self._clock
         self._known |= figures | {f"{EXTRA}/{name}": value for name, value in record.extra.items()}
         self._last = {
-            **figures,
+            **{name: value for name, value in figures.items() if name in _SHOWN or name in self._metrics},
             "round": record.round,
-            "timestamp_ms": record.timestamp_ms,
             "total_bytes": record.total_bytes,
             TOTAL_FLOPS: self._flops,
             TESTED: record.test_accuracy is not None,
             "best_test_accuracy": math.nan if record.best_accuracy is None else record.best_accuracy,
-            EXTRA: dict(record.extra),
+            EXTRA: {name: x for name, x in record.extra.items() if f"{EXTRA}/{name}" in self._metrics},
         }
         return self.figures()
 

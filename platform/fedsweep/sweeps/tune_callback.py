@@ -137,7 +137,7 @@ class Watcher(KeptHere, tune.Callback):
     def _name(self, trial: TuneTrial) -> str:
         if self._names:
             return self._names[place_of(trial.trial_id)]
-        return str(trial.config[TRIAL][SPEC]["folder"].name)
+        return str(trial.config[TRIAL][SPEC].folder.name)
 
 
 def cause_of(trial: TuneTrial) -> str:

@@ -43,17 +43,20 @@ if TYPE_CHECKING:
 
     from fedsweep.driver.ray_disk import DriverDisk
     from fedsweep.sweeps.trainable import Driver
+    from fedsweep.sweeps.trial import TrialSpec
     from fedsweep.sweeps.tune_callback import Watcher
     from fedsweep.tracking.mlflow_sweep import SweepTracker
 
 # A trial whose process died, or whose disk was full, is tried so many times more.
 RETRIES = 2
+# As many as Tune itself has waiting of a grid's, so that a cluster grows by them.
+_PENDING, _PENDING_A_CPU = 200, 1.1
 _Grid = TypeVar("_Grid")
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a table whatever it is told
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_WARN_THRESHOLD_S": "30",
-    "TUNE_GLOBAL_CHECKPOINT_S": "60",
+    "TUNE_GLOBAL_CHECKPOINT_S": "inf",  # it has all trials in it, and nobody reads it
 }
 
 
@@ -212,15 +215,14 @@ def _make_tuner(
     search: Any = None
     count = 1
     space: dict[str, Any] = {}
-    own: list[dict[str, Any]] = []
+    own: list[TrialSpec] = []
     if prepared.config.sweep.proposes:
         search, count = _search(prepared, watcher, progress=progress)
-    elif prepared.allowance is not None:
-        search, count = ListedTrials(prepared, prepared.allowance), len(prepared.entries)
-    else:
+    elif prepared.config.sweep.scheduler == "pbt":
         described = [prepared.describe(entry) for entry in prepared.in_order]
-        space = {TRIAL: tune.grid_search(described)}
-        own = [one["spec"] for one in described] if prepared.config.sweep.scheduler == "pbt" else []
+        space, own = {TRIAL: tune.grid_search(described)}, [one["spec"] for one in described]
+    else:
+        search, count = ListedTrials(prepared), len(prepared.entries)
     return tune.Tuner(
         _trainable(own, side),
         param_space=space,
@@ -230,6 +232,7 @@ def _make_tuner(
             storage_path=str(prepared.folder.path / TUNE),
             storage_filesystem=None if side.disk is None else side.disk.files(),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # trials have their own
             callbacks=[watcher, JsonLoggerCallback()],
             stop=_make_stopper(interrupted, prepared.clock),
             verbose=0,
@@ -250,7 +253,7 @@ def _driver(prepared: PreparedSweep, datasets: Mapping[str, Any], disk: DriverDi
     )
 
 
-def _trainable(own: Sequence[Mapping[str, Any]], side: Driver) -> Any:
+def _trainable(own: Sequence[TrialSpec], side: Driver) -> Any:
     """Make the trials' class with what they all need; Ray's dashboard and lists of processes show its own name."""
     from ray import tune
 
@@ -266,20 +269,31 @@ def _tune_config(prepared: PreparedSweep, search: Any, count: int) -> Any:
 
     from fedsweep.sweeps.schedulers import make_scheduler
 
-    settings = prepared.config.sweep
-    compared: dict[str, Any] = (
-        {} if search is not None or len(prepared.metrics) > 1 else {"metric": settings.metric, "mode": settings.mode}
-    )
+    settings, at_once = prepared.config.sweep, None if search is None else _at_once(prepared)
+    compared: dict[str, Any] = {} if len(prepared.metrics) > 1 else {"metric": settings.metric, "mode": settings.mode}
     return tune.TuneConfig(
         **compared,
         num_samples=count,
         scheduler=make_scheduler(prepared),
         search_alg=search,
-        max_concurrent_trials=None if settings.max_concurrent == "auto" else settings.max_concurrent,
+        max_concurrent_trials=at_once if settings.max_concurrent == "auto" else settings.max_concurrent,
         # A trial's actors end with its placement group, so only trials without any may hand on their process.
         reuse_actors=all(not entry.share.actors for entry in prepared.samples),
         trial_dirname_creator=lambda trial: f"{trial.trial_id}",
     )
+
+
+def _at_once(prepared: PreparedSweep) -> int:
+    """Return how many trials Tune may have begun: it asks for a placement group for each that is not playing yet.
+
+    Where all fit in equally often, and the cluster does not grow, none has to wait with one.
+    """
+    import ray
+
+    shares = {entry.share for entry in (prepared.samples or prepared.entries)}
+    if prepared.config.runtime.address is None and len(shares) == 1:
+        return room_for(ray.nodes(), *shares)
+    return max(_PENDING, int(_PENDING_A_CPU * ray.cluster_resources().get("CPU", 0.0)))
 
 
 def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
