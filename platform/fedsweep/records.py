@@ -156,7 +156,7 @@ class RoundContext:
 
     Attributes:
         round: From 1.
-        available: Clients that are there and have data; a :class:`DrawnPresence` where the population is drawn.
+        available: Clients that are there and have data; a :class:`DrawnPresence` where each is asked.
         present: Clients that are there.
         classes: Under drift, all clients' classes of this round; empty without.
         cohort_size: Clients asked for, at most as many as are there.

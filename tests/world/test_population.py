@@ -11,14 +11,17 @@ import fedsweep
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run, run_plan
+from fedsweep.engine.engine import Engine
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.clients import ClientColumns, client_profiles
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.finished.growth import grow
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.clients import clients_table
 from fedsweep.streams import stream
 from fedsweep.world.availability import CapabilityAvailability
+from fedsweep.world.drift import CosineRotation
 from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partitions.drawn import DrawnClients
 from fedsweep.world.population import Built, DrawnPresence, Split
@@ -165,3 +168,45 @@ def test_split_data_are_columns_that_read_as_clients_arrays_and_profiles() -> No
     assert np.array_equal(listed.label_counts_NC, label_counts(labels, parts, 3))
     with pytest.raises(IndexError):
         split[3]
+
+
+@pytest.mark.parametrize("clients", [1000, 1200])
+def test_of_more_than_a_thousand_clients_a_round_asks_as_many_as_its_cohort_takes(
+    tmp_path: Path, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    plain = CosineRotation.class_set
+
+    def counted(self: CosineRotation, client: int, round: int, stream: Any) -> tuple[int, ...]:
+        asked.append(client)
+        return plain(self, client, round, stream)
+
+    monkeypatch.setattr(CosineRotation, "class_set", counted)
+    changes = {"drift": {"kind": "cosine_rotation"}, "availability": {"kind": "capability"}}
+    fedsweep.run(tree(clients=clients, partition={"kind": "iid"}, **changes), out=tmp_path / "r")
+    rounds, num_asked = RunFolder(tmp_path / "r").read_rounds(), len(set(asked))
+    assert [len(record.cohort) for record in rounds] == [4, 4, 4]
+    lists_all = clients == 1000
+    assert (num_asked > 600) if lists_all else (12 <= num_asked < 100)
+    assert [record.present is not None for record in rounds] == [lists_all] * 3
+    assert (tmp_path / "r" / "scenario.json").exists() == lists_all
+    assert len(RunFolder(tmp_path / "r").read_clients()) == clients
+
+
+def test_who_is_asked_is_there_and_has_data_as_a_list_of_all_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"drift": {"kind": "cosine_rotation"}, "availability": {"kind": "capability"}}
+    split = experiment(clients=1200, partition={"kind": "iid"}, **changes)
+    engine = Engine(split, LocalFleet(split))
+    asked = engine.planner.meeting(engine.start())
+    monkeypatch.setattr("fedsweep.experiment.experiment._MOST_LISTED", 2000)
+    listed = engine.planner.meeting(engine.start())
+    assert isinstance(asked.available, DrawnPresence) and isinstance(listed.available, tuple)
+    assert set(asked.cohort) <= set(listed.available) and len(asked.cohort) == 4
+    assert tuple(asked.available) == listed.available and 0 < len(listed.available) < 1200
+
+
+def test_where_clients_are_compared_all_are_listed() -> None:
+    availability = {"kind": "capability", "normalise": True}
+    assert not experiment(clients=1200, partition={"kind": "iid"}, availability=availability).world.asks_singly
+    assert experiment(clients=1200, partition={"kind": "iid"}, availability={"kind": "capability"}).world.asks_singly
+    assert not experiment(clients=1200, partition={"kind": "iid"}).world.asks_singly

@@ -362,7 +362,7 @@ class RunSession:
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
         """Write which clients were there and with which classes, for other runs to replay."""
         world = self._experiment.world
-        if (world.drift is None and world.availability is None) or world.is_drawn:
+        if (world.drift is None and world.availability is None) or world.asks_singly:
             return
         everybody = tuple(range(len(world.profiles)))
         for record in records[self._trace.num_rounds :]:

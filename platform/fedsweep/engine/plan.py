@@ -11,9 +11,9 @@ import numpy as np
 
 from fedsweep.components.probes import Probe
 from fedsweep.engine import clock
+from fedsweep.engine.asked_round import AskedRound
 from fedsweep.engine.coded import Announced
 from fedsweep.engine.cost import CostModel, Missed
-from fedsweep.engine.drawn_round import DrawnRound
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
 from fedsweep.engine.hubs import clock as hubs_clock
 from fedsweep.engine.hubs.messages import check_merges, of_jobs, of_merges
@@ -119,9 +119,9 @@ class Planner:
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs, stop = experiment, costs, experiment.training.stop
         self._spending = RunSpending(most_bytes=stop.total_bytes, most_s=stop.sim_time_s)
-        self._everybody, self._is_drawn = range(len(experiment.world.profiles)), experiment.world.is_drawn
+        self._everybody = range(len(experiment.world.profiles))
         self._most_selected = experiment.world.stragglers.num_selected(experiment.training.cohort_size)
-        self._clients = ClientColumns.of(() if self._is_drawn else experiment.world.profiles)
+        self._clients = ClientColumns.of(() if experiment.world.is_drawn else experiment.world.profiles)
 
     def plan(self, state: RunState) -> RoundPlan:
         """Return the next round.
@@ -181,9 +181,9 @@ class Planner:
         classes, chooser = experiment.classes(round), state.components["selection"]
         present: Sequence[int] = self._everybody
         samples: Sequence[int] | np.ndarray
-        if self._is_drawn:
-            drawn = self._drawn_round(classes, state)
-            samples, available = drawn.samples, drawn.available
+        if world.asks_singly:
+            asked = self._asked_round(classes, state)
+            samples, available = asked.samples, asked.available
         else:
             samples = self._samples(classes) if classes else self._clients.num_samples
             if world.availability is not None:
@@ -219,9 +219,9 @@ class Planner:
         work = {k: self._work(k, int(samples[k]), classes.get(k)) for k in sorted(cohort)}
         return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
 
-    def _drawn_round(self, classes: Mapping[int, tuple[int, ...]], state: RunState) -> DrawnRound:
+    def _asked_round(self, classes: Mapping[int, tuple[int, ...]], state: RunState) -> AskedRound:
         world, seed = self._experiment.world, self._experiment.seed
-        return DrawnRound(world=world, seed=seed, round=state.round + 1, classes=classes, history=state.accuracies)
+        return AskedRound(world=world, seed=seed, round=state.round + 1, classes=classes, history=state.accuracies)
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         return np.array([int(row[list(classes[k])].sum()) for k, row in enumerate(self._clients.label_counts_NC)])

@@ -34,8 +34,8 @@ class RowMaker:
 
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs = experiment, costs
-        # In a drawn population, who is there, nobody counts.
-        self._counts_presence = experiment.world.availability is not None and not experiment.world.is_drawn
+        # Of very many clients nobody counts who is there.
+        self._counts_presence = experiment.world.availability is not None and not experiment.world.asks_singly
         self._carries_work = experiment.method.pacing.carries_work()
 
     def row(self, round: Round, *, wall_time_s: float) -> RoundRecord:

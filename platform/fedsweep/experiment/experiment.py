@@ -107,6 +107,10 @@ class TrainingSettings:
     stop: StopLimits = field(default_factory=StopLimits)
 
 
+# So many clients are listed in each round, of which `scenario.json` then tells.
+_MOST_LISTED = 1_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     """The scenario as objects: the same for every method in a fair comparison.
@@ -145,6 +149,19 @@ class World:
     def is_drawn(self) -> bool:
         """True where clients are made when they are asked for, so that nobody should ask all of them."""
         return isinstance(self.profiles, Drawn)
+
+    @property
+    def asks_singly(self) -> bool:
+        """True where clients are asked one by one who is there, and with which data, until the cohort is full.
+
+        So a round costs what the cohort costs. Of few clients that change or come and go, and where chances depend on
+        other clients, everybody is listed.
+        """
+        if self.is_drawn:
+            return True
+        varies = self.drift is not None or self.availability is not None
+        is_told_alone = self.availability is None or not self.availability.compares_clients
+        return varies and is_told_alone and len(self.profiles) > _MOST_LISTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -46,8 +47,8 @@ class Availability(Checked, ABC):
 
     @property
     def compares_clients(self) -> bool:
-        """True where a client's chance depends on other clients, so that it can't be told alone."""
-        return False
+        """True where a client's presence depends on other clients, so that it can't be told alone."""
+        return type(self).draw is not Availability.draw  # whoever draws all at once may well compare them
 
     @abstractmethod
     def probability(
@@ -197,7 +198,9 @@ class ReplayAvailability(Availability):
     def is_there(
         self, round: int, *, client: int, capability: float, accuracies: Sequence[float], stream: Stream
     ) -> bool:
-        return client in self.trace.present[round - 1]
+        there = self.trace.present[round - 1]
+        place = bisect_left(there, client)
+        return place < len(there) and there[place] == client
 
 
 def capability(

@@ -1,4 +1,4 @@
-"""A round of a drawn population: what is known of a client is found out when somebody asks for it."""
+"""A round of very many clients: what is known of one is found out when somebody asks for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsweep.world.population import Built, DrawnPresence
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnRound:
+class AskedRound:
     """The clients of a round as the planner asks for them.
 
     Attributes:
