@@ -27,16 +27,18 @@ def repeated(clients: int) -> object:
 
     digits = load_dataset("digits", root=None, download=False)
     times = -(-clients * IMAGES // len(digits.train_labels))
-    images = np.tile(digits.train_images, (times, 1, 1, 1))[: clients * IMAGES]
-    return replace(digits, train_images=images, train_labels=np.tile(digits.train_labels, times)[: clients * IMAGES])
+    images = np.tile(digits.train.inputs, (times, 1, 1, 1))[: clients * IMAGES]
+    labels = np.tile(digits.train.targets, times)[: clients * IMAGES]
+    return replace(digits, train=replace(digits.train, inputs=images, targets=labels))
 
 
 def measure(clients: int) -> None:
     """One row."""
     from fedsweep.config.load import load_config
     from fedsweep.driver.run import plan_run
-    from fedsweep.driver.session import RunSession, SessionSettings, peak_memory_mb
+    from fedsweep.driver.session import RunSession, SessionSettings
     from fedsweep.fleet.fleet import LocalFleet
+    from fedsweep.runs.facts import peak_memory_mb
 
     training = {"rounds": 3, "cohort_size": min(1000, clients // 10), "local_steps": 1, "optimizer_state": "persist"}
     training["optimizer"] = {"momentum": 0.9}

@@ -77,7 +77,7 @@ def lost(folder: Path) -> list[tuple[str, str, str | None]]:
     watcher.add(RunInfo(name="t", folder=folder, config={}, tags={}, planned_rounds=3))
     failures = folder.parent / "error.txt"
     failures.write_text(OF_A_PROCESS.format(3))
-    trial: Any = SimpleNamespace(error_file=str(failures), config={"trial": {"spec": {"folder": folder}}})
+    trial: Any = SimpleNamespace(error_file=str(failures), config={"trial": {"spec": SimpleNamespace(folder=folder)}})
     watcher.on_trial_error(1, [], trial)
     return heard
 

@@ -125,6 +125,7 @@ class RunSession:
         self._state: RunState | None = None
         self._stopped_by: str | None = None
         self._written = 0.0
+        self._tabled: tuple[RoundRecord, ...] | None = None
         self._reported = 0
         self._went_back = self._saved_round = -1
         self._detailed = 0
@@ -356,8 +357,9 @@ class RunSession:
         }
 
     def _write_rounds(self, state: RunState) -> None:
-        self._folder.write_rounds(state.records)
-        self._written = time.monotonic()
+        if state.records is not self._tabled:
+            self._folder.write_rounds(state.records)
+            self._written, self._tabled = time.monotonic(), state.records
 
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
         """Write which clients were there and with which classes, for other runs to replay."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedsweep.experiment.experiment import World
 from fedsweep.streams import stream
+from fedsweep.world.availability import capability_of
 from fedsweep.world.population import Built, DrawnPresence
 
 
@@ -43,11 +44,12 @@ class AskedRound:
         return int(profile.label_counts[list(self.classes[client])].sum()) if self.classes else profile.num_samples
 
     def _is_available(self, client: int) -> bool:
-        availability = self.world.availability
+        availability, world = self.world.availability, self.world
+        # To draw a client's data for its capability alone would cost more than all else that it is asked.
         if availability is not None and not availability.is_there(
             self.round,
             client=client,
-            capability=self.world.profiles[client].capability,
+            capability=capability_of(client) if world.is_drawn else world.profiles[client].capability,
             accuracies=self.history.get(client, ()),
             stream=stream(self.seed, "availability", self.round, client),
         ):

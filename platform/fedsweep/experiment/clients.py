@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientProfile
-from fedsweep.world.availability import KIND_SPEEDS, Availability, capabilities
+from fedsweep.world.availability import Availability, capabilities, capability_of
 from fedsweep.world.devices import DeviceFleet, DeviceProfile
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
@@ -90,7 +90,7 @@ def client_profiles(
                 client=client,
                 num_samples=len(labels),
                 label_counts=np.bincount(labels, minlength=num_strata),
-                capability=KIND_SPEEDS[client % len(KIND_SPEEDS)],
+                capability=capability_of(client),
             )
 
         return Built(length=len(indices), build=profile)

@@ -32,7 +32,12 @@ def capabilities(num_clients: int) -> NDArray[np.float64]:
 
     Source: FedStg, authors' code (20 clients: 7 fast, 7 medium, 6 slow).
     """
-    return np.asarray([KIND_SPEEDS[client % 3] for client in range(num_clients)])
+    return np.asarray([capability_of(client) for client in range(num_clients)])
+
+
+def capability_of(client: int) -> float:
+    """Return one client's capability."""
+    return KIND_SPEEDS[client % len(KIND_SPEEDS)]
 
 
 Decay = Literal["linear", "exponential", "per_round"]
