@@ -182,8 +182,8 @@ class Planner:
         present: Sequence[int] = self._everybody
         samples: Sequence[int] | np.ndarray
         if world.asks_singly:
-            asked = self._asked_round(classes, state)
-            samples, available = asked.samples, asked.available
+            singly = self._asked_round(classes, state)
+            samples, available = singly.samples, singly.available
         else:
             samples = self._samples(classes) if classes else self._clients.num_samples
             if world.availability is not None:
