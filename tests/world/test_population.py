@@ -198,7 +198,7 @@ def test_who_is_asked_is_there_and_has_data_as_a_list_of_all_would_say(monkeypat
     split = experiment(clients=1200, partition={"kind": "iid"}, **changes)
     engine = Engine(split, LocalFleet(split))
     asked = engine.planner.meeting(engine.start())
-    monkeypatch.setattr("fedsweep.experiment.experiment._MOST_LISTED", 2000)
+    monkeypatch.setattr("fedsweep.experiment.clients._MOST_LISTED", 2000)
     listed = engine.planner.meeting(engine.start())
     assert isinstance(asked.available, DrawnPresence) and isinstance(listed.available, tuple)
     assert set(asked.cohort) <= set(listed.available) and len(asked.cohort) == 4

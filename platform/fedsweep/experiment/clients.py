@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # reading a configuration takes more than torch and numpy
     from fedsweep.config.schema import Config
 
 
+# So many clients are listed in each round, of which `scenario.json` then tells.
+_MOST_LISTED = 1_000
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClientColumns(Sequence[ClientProfile]):
     """All clients' profiles in columns; a client's is made when it is asked for.
@@ -100,6 +104,19 @@ def client_profiles(
         capabilities=capabilities(len(indices)),
         devices=None if fleet is None else fleet.devices,
     )
+
+
+def asks_singly(profiles: Sequence[ClientProfile], drift: Drift | None, availability: Availability | None) -> bool:
+    """Check if clients are asked one by one who is there, and with which data, until the cohort is full.
+
+    So a round costs what the cohort costs. Of few clients that change or come and go, and where chances depend on
+    other clients, everybody is listed.
+    """
+    if isinstance(profiles, Drawn):
+        return True
+    varies = drift is not None or availability is not None
+    is_told_alone = availability is None or not availability.compares_clients
+    return varies and is_told_alone and len(profiles) > _MOST_LISTED
 
 
 def check_drawn(config: Config, drift: Drift | None, availability: Availability | None) -> None:

@@ -20,7 +20,7 @@ from fedsweep.components.codec import Codec, Communication
 from fedsweep.components.metrics import Metric
 from fedsweep.components.spending import SpendingPlanner
 from fedsweep.errors import ConfigError
-from fedsweep.experiment.clients import ClientColumns
+from fedsweep.experiment.clients import ClientColumns, asks_singly
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import Counted, counted
 from fedsweep.records import ClientProfile, RoundRecord, ServerContext, State
@@ -107,10 +107,6 @@ class TrainingSettings:
     stop: StopLimits = field(default_factory=StopLimits)
 
 
-# So many clients are listed in each round, of which `scenario.json` then tells.
-_MOST_LISTED = 1_000
-
-
 @dataclass(frozen=True, kw_only=True)
 class World:
     """The scenario as objects: the same for every method in a fair comparison.
@@ -152,16 +148,8 @@ class World:
 
     @property
     def asks_singly(self) -> bool:
-        """True where clients are asked one by one who is there, and with which data, until the cohort is full.
-
-        So a round costs what the cohort costs. Of few clients that change or come and go, and where chances depend on
-        other clients, everybody is listed.
-        """
-        if self.is_drawn:
-            return True
-        varies = self.drift is not None or self.availability is not None
-        is_told_alone = self.availability is None or not self.availability.compares_clients
-        return varies and is_told_alone and len(self.profiles) > _MOST_LISTED
+        """True where clients are asked one by one who is there, see ``asks_singly`` of ``experiment.clients``."""
+        return asks_singly(self.profiles, self.drift, self.availability)
 
 
 @dataclass(frozen=True, kw_only=True)
