@@ -178,7 +178,8 @@ def test_a_trial_that_meets_other_code_fails_with_the_rounds_that_it_has_and_goe
     first = trial_of(entry, tmp_path / "t")
     first.step()
     first.end_early()
-    spec = TrialSpec(folder=tmp_path / "t", config_tree=entry.config.tree(), metrics=("test_accuracy",))
+    given = json.dumps(entry.config.tree())
+    spec = TrialSpec(folder=tmp_path / "t", config_json=given, metrics=("test_accuracy",))
     with pytest.raises(ConfigError, match="is not that with which the sweep was begun"):
         ActiveTrial(spec, sources={"fedsweep": "another"}).step()
     result = RunFolder(tmp_path / "t").read_result()
