@@ -79,3 +79,9 @@ def test_select_for_people_obeys_eligible_and_seed(fedsweep: Command) -> None:
     clients = [int(client) for client in out.splitlines()[0].removeprefix("clients: ").split(",")]
     assert len(clients) == 2 and set(clients) <= {1, 3, 5}
     assert fedsweep(*words, "--seed", "4")[1].splitlines()[:3] == out.splitlines()[:3]
+
+
+def test_what_is_no_class_is_called_by_its_name(tmp_path: Path, fedsweep: Command) -> None:
+    (tmp_path / "d.yaml").write_text("scenario: {dataset: diabetes, clients: 4}\n")
+    code, out, err = fedsweep("partition", tmp_path / "d.yaml")
+    assert (code, err) == (0, "") and "cN: quantile N of 10, from 0" in out and "strata (mean" in out

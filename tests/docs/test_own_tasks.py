@@ -34,7 +34,7 @@ def test_the_pages_commands_run(pages: Any, folder: Path, capsys: pytest.Capture
     for command in pages.commands(PAGE):
         more = [word for pair in SMALL for word in ("--set", pair)]
         assert main([*shlex.split(command)[1:], *more]) == 0, capsys.readouterr().err
-    base, adapted = (fedsweep.load(f"runs/{name}").to_pandas() for name in ("base", "adapted"))
+    base, adapted = (fedsweep.load(f"runs/{name}").to_pandas() for name in ("my_base", "adapted"))
     assert float(adapted["perplexity"].iloc[-1]) < float(base["perplexity"].iloc[-1])
     assert float(adapted["total_bytes"].iloc[-1]) < float(base["total_bytes"].iloc[-1]) / 5
 

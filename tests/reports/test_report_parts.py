@@ -154,6 +154,8 @@ def test_labels_are_shown_letter_by_letter() -> None:
 
 
 def test_a_split_holds_each_sample_once_however_many_clients_there_are() -> None:
+    called = json.dumps(split_chart(np.array([[2, 0, 1], [0, 3, 0]]), "quantile").tree())
+    assert "quantile" in called and "class" not in called
     small = split_chart(np.array([[2, 0, 1], [0, 3, 0]]))
     assert cells(small) == [[2, 0], [0, 3], [1, 0]]  # a row for each class
     assert "2 clients with 3 to 3 samples (mean 3.0) of 1 to 2 of 3 classes" in small.hint

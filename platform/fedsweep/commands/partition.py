@@ -31,13 +31,14 @@ def partition(config: Config, overrides: Overrides = None, plot: Plot = None) ->
     """
     import numpy as np
 
-    loaded, world, title = _built_world(config, overrides or [])
+    loaded, world, title, has_own = _built_world(config, overrides or [])
     counts_NC = np.stack([profile.label_counts for profile in world.profiles])
-    _print_counts(counts_NC, title)
+    stratum = "stratum" if has_own else type(world.data.learned).stratum
+    _print_counts(counts_NC, title, stratum=stratum)
     if plot is not None:
         from fedsweep.figures.partition import plot_partition
 
-        plot_partition(counts_NC, plot)
+        plot_partition(counts_NC, plot, stratum=stratum)
         print(f"picture: {plot.absolute()}")
         if world.drift is not None:
             _plot_by_round(counts_NC, loaded, world, plot.with_stem(f"{plot.stem}-by-round"))
@@ -56,7 +57,8 @@ def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, p
     print(f"picture: {path.absolute()}")
 
 
-def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, World, str]:
+def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, World, str, bool]:
+    """Return the configuration, its world, a title, and whether the data have strata of their own."""
     from fedsweep.config.load import load_config
     from fedsweep.experiment.build_world import build_world
     from fedsweep.world.data.datasets import load_dataset
@@ -69,10 +71,10 @@ def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, Worl
     world = build_world(loaded, data)
     how = ", ".join(f"{key}={value}" for key, value in scenario.partition.parameters.items())
     title = f"{scenario.dataset}, {scenario.partition.kind}{f' ({how})' if how else ''}, seed {loaded.seed}"
-    return loaded, world, title
+    return loaded, world, title, data.train.strata is not None
 
 
-def _print_counts(counts_NC: np.ndarray, title: str) -> None:
+def _print_counts(counts_NC: np.ndarray, title: str, *, stratum: str) -> None:
     from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
@@ -92,10 +94,13 @@ def _print_counts(counts_NC: np.ndarray, title: str) -> None:
     totals_C = counts_NC.sum(axis=0)
     table.add_row("all", str(totals_C.sum()), *(map(str, totals_C) if in_full else (str((totals_C > 0).sum()),)))
     make_console().print(table)
+    kinds = "classes" if stratum == "class" else "strata"
+    if stratum != "class" and num_classes > 1:
+        print(f"cN: {stratum} N of {num_classes}, from 0")
     sizes_N, classes_N = counts_NC.sum(axis=1), (counts_NC > 0).sum(axis=1)
     print(
         f"{title}: {num_clients} clients, {sizes_N.min()} to {sizes_N.max()} samples (mean {sizes_N.mean():.1f}),"
-        f" {classes_N.min()} to {classes_N.max()} classes (mean {classes_N.mean():.1f});"
+        f" {classes_N.min()} to {classes_N.max()} {kinds} (mean {classes_N.mean():.1f});"
         f" mean KL {kl_N.mean():.3f}, mean JS {js_N.mean():.3f}"
     )
 

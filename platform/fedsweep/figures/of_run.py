@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsweep.config.yaml12 import parse
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.errors import first_line
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
 from fedsweep.figures.links import LINKS_PICTURE, plot_links
 from fedsweep.figures.partition import plot_partition
 from fedsweep.figures.scenario import plot_scenario
-from fedsweep.runs.run_folder import CLIENTS, PICTURES, ROUNDS, RunFolder
+from fedsweep.runs.run_folder import CLIENTS, CONFIG, PICTURES, ROUNDS, RunFolder
+from fedsweep.tasks.kinds import stratum_of
 
 _LOGGER = logging.getLogger("fedsweep")
 
@@ -38,7 +40,10 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
         plot_accuracy_against_bytes([folder], drawn[1])
     if (folder / CLIENTS).is_file():
         drawn.append(into / "partition.png")
-        plot_partition(RunFolder(folder).read_clients().column("label_counts").to_pylist(), drawn[-1])
+        run = RunFolder(folder)
+        config = parse(run.read_config(), source=str(folder / CONFIG)) if (folder / CONFIG).is_file() else {}
+        stratum = stratum_of(config if isinstance(config, Mapping) else {})
+        plot_partition(run.read_clients().column("label_counts").to_pylist(), drawn[-1], stratum=stratum)
     if plot_links(folder, into / LINKS_PICTURE):
         drawn.append(into / LINKS_PICTURE)
     return drawn + plot_scenario(folder, into)

@@ -32,7 +32,7 @@ _BUBBLE_POINTS = 6.5  # across, of the largest; a cell is a little wider
 
 
 @paper_style()
-def plot_partition(counts: ArrayLike, path: str | Path) -> None:
+def plot_partition(counts: ArrayLike, path: str | Path, *, stratum: str = "class") -> None:
     """Plot each client's number of samples of each class, with each client's total on top.
 
     Up to some sixty clients every cell is a bubble whose area is the number of samples; beyond, a map of shaded cells.
@@ -40,6 +40,7 @@ def plot_partition(counts: ArrayLike, path: str | Path) -> None:
     Args:
         counts: Samples per client and class [N, C].
         path: The picture; its suffix is one of :data:`SUFFIXES`.
+        stratum: What classes are called here.
 
     Raises:
         InputError: The picture can't be written.
@@ -59,7 +60,7 @@ def plot_partition(counts: ArrayLike, path: str | Path) -> None:
     _totals(top, counts_NC.sum(axis=1))
     (_bubbles if bubbles else _cells)(main, counts_NC)
     main.set_xlabel("client")
-    main.set_ylabel("class")
+    main.set_ylabel(stratum)
     main.set_xlim(-0.6, num_clients - 0.4)
     main.set_ylim(num_classes - 0.4, -0.6)
     save_figure(figure, target)

@@ -20,6 +20,7 @@ from fedsweep.figures.style import INK
 from fedsweep.reports.charts import PERCENT, Chart, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.tasks.kinds import stratum_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
@@ -79,7 +80,7 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
         except InputError as error:
             maps.notes.append(str(error))
             counts_NC, has_everybody = None, True
-        charts = [split_chart(counts_NC)] if counts_NC is not None else []
+        charts = [split_chart(counts_NC, stratum_of(runs[index].config))] if counts_NC is not None else []
         if has_everybody:
             charts += participation_charts(runs[index], None if counts_NC is None else len(counts_NC))
         if counts_NC is not None:
@@ -95,13 +96,14 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
     return maps
 
 
-def split_chart(counts_NC: np.ndarray) -> Chart:
+def split_chart(counts_NC: np.ndarray, stratum: str = "class") -> Chart:
     """Return samples per client and class as a map.
 
     Args:
         counts_NC: Samples per client and class [N, C], N and C at least 1.
+        stratum: What classes are called here.
     """
-    num_clients, num_classes = counts_NC.shape
+    (num_clients, num_classes), kinds = counts_NC.shape, "classes" if stratum == "class" else "strata"
     per_client, per_class = -(-num_clients // _MOST_CLIENTS), -(-num_classes // _MOST_CLASSES)
     cells_CN = _summed(_summed(counts_NC, per_client).T, per_class)
     sizes_N, kinds_N = counts_NC.sum(axis=1), (counts_NC > 0).sum(axis=1)
@@ -109,14 +111,14 @@ def split_chart(counts_NC: np.ndarray) -> Chart:
     stops = [(share * share, tint(_FULL, share)) for share in np.linspace(0, 1, 9).tolist()]
     return map_chart(
         cells_CN.tolist(),
-        _heat(stops, max(1, int(cells_CN.max())), "client %{x}, class %{y}<br>%{z} samples"),
+        _heat(stops, max(1, int(cells_CN.max())), f"client %{{x}}, {stratum} %{{y}}<br>%{{z}} samples"),
         title="What clients hold",
-        describe="How samples of each class fall to clients",
+        describe=f"How samples of each {stratum} fall to clients",
         x=ids("client", num_clients, per_client),
-        y=ids("class", num_classes, per_class),
+        y=ids(stratum, num_classes, per_class),
         hint=(
             f"{num_clients} clients with {sizes_N.min()} to {sizes_N.max()} samples (mean {sizes_N.mean():.1f}) of"
-            f" {kinds_N.min()} to {kinds_N.max()} of {num_classes} classes (mean {kinds_N.mean():.1f})."
+            f" {kinds_N.min()} to {kinds_N.max()} of {num_classes} {kinds} (mean {kinds_N.mean():.1f})."
             " The stronger the colour, the more samples."
         ),
     )

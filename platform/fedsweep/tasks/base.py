@@ -34,6 +34,7 @@ class Task(Checked, ABC):
         of_inputs: What is learned of a sample is the sample: ``targets`` are the inputs that the model gets, and
             :meth:`check` is asked of the data set's inputs.
         source: Where it comes from; for listings.
+        stratum: What one of :meth:`strata` is of a sample, for pictures of how samples fall to clients.
 
     Attributes:
         num_classes: Classes, labels or words of the data set; 0 where it has none.
@@ -46,6 +47,7 @@ class Task(Checked, ABC):
     skips_padding: ClassVar[bool] = False
     of_inputs: ClassVar[bool] = False
     source: ClassVar[str] = ""
+    stratum: ClassVar[str] = "stratum"
 
     num_classes: int = 0
     target_shape: tuple[int, ...] = ()

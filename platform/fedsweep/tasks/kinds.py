@@ -30,6 +30,7 @@ _NO_TARGET = -100
 class Classification(Task):
     """One class for each sample: cross-entropy and accuracy."""
 
+    stratum: ClassVar[str] = "class"
     measures: ClassVar[Mapping[str, Declaration]] = {"accuracy": Declaration(unit=SHARE)}
     has_classes: ClassVar[bool] = True
     skips_padding: ClassVar[bool] = True
@@ -71,6 +72,7 @@ class MultiLabel(Task):
     samples without any form one more.
     """
 
+    stratum: ClassVar[str] = "rarest label"
     measures: ClassVar[Mapping[str, Declaration]] = {
         "micro_f1": Declaration(unit=SHARE),
         "label_f1": Declaration(unit=SHARE),
@@ -130,6 +132,7 @@ class Regression(Task):
         bins: Strata for partitions by class: so many quantiles of the (first) number over the training set.
     """
 
+    stratum: ClassVar[str] = "quantile"
     measures: ClassVar[Mapping[str, Declaration]] = {
         "rmse": Declaration(mode="min"),
         "mae": Declaration(mode="min"),
@@ -232,6 +235,7 @@ class Segmentation(Task):
     most frequent class but 0, which is taken for the background.
     """
 
+    stratum: ClassVar[str] = "most frequent class"
     measures: ClassVar[Mapping[str, Declaration]] = {
         "mean_iou": Declaration(unit=SHARE),
         "pixel_accuracy": Declaration(unit=SHARE),
@@ -290,3 +294,11 @@ TASKS: Mapping[str, type[Task]] = {
     "generative": Generative,
     "self_supervised": SelfSupervised,
 }
+
+
+def stratum_of(config: Mapping[str, Any]) -> str:
+    """Return what strata are called under the task of a configuration, which may be somebody else's."""
+    scenario = config.get("scenario")
+    task = scenario.get("task") if isinstance(scenario, Mapping) else None
+    kind = task.get("kind") if isinstance(task, Mapping) else None
+    return "class" if kind is None else TASKS[kind].stratum if kind in TASKS else Task.stratum

@@ -28,6 +28,7 @@ class OfInputs(Task, ABC):
     """A task whose targets are the inputs; labels, where there are any, serve partitions by class alone."""
 
     of_inputs: ClassVar[bool] = True
+    stratum: ClassVar[str] = "class"
 
     @property
     def num_outputs(self) -> int:
