@@ -81,7 +81,14 @@ def test_an_actor_that_dies_after_the_first_round_changes_no_bit_of_any_method(p
     assert wrong == {}
 
 
-@pytest.mark.parametrize("name", ["scaffold", "moon", "fedstg", "feddhad", "feddst"])
+IN_A_ROUND = ("scaffold", "moon", "fedstg", "feddhad", "feddst")
+ELSEWHERE = ("dpsgd", "dfedavgm", "hierfavg", "ifca", "aedfl", "aedfl_feddhad")  # models meet there, or are several
+ROBUST = ("fedmedian", "trimmed_mean", "krum", "norm_bound")
+
+
+@pytest.mark.parametrize(
+    "name", [*IN_A_ROUND, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in (*ELSEWHERE, *ROBUST))]
+)
 def test_an_actor_killed_in_a_round_changes_no_bit(name: str, pool: Pool, tmp_path: Path) -> None:
     """Methods that send, remember, hold work, measure, have masks."""
     subject, marker = subject_of(name), tmp_path / "died"
