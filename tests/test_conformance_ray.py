@@ -56,6 +56,7 @@ def content(state: RunState, memories: Mapping[int, object]) -> Mapping[str, obj
         "states": to_bytes(dict(state.components)),
         "memories": to_bytes(dict(sorted(memories.items()))),
         "held": repr(state.held),
+        "elsewhere": [(hub, model.vector.tolist(), model.num_samples) for hub, model in sorted(state.models.items())],
         "rows": [repr(replace(r, **NOT_THE_SAME)) for r in state.records],
     }
 
