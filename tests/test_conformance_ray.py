@@ -93,7 +93,7 @@ ROBUST = ("fedmedian", "trimmed_mean", "krum", "norm_bound")
 def test_an_actor_killed_in_a_round_changes_no_bit(name: str, pool: Pool, tmp_path: Path) -> None:
     """Methods that send, remember, hold work, measure, have masks."""
     subject, marker = subject_of(name), tmp_path / "died"
-    where = {"client": subject.states[-1].records[1].cohort[1], "round": 2, "position": 0, "marker": str(marker)}
+    where = {"client": subject.states[-1].records[1].cohort[:2][-1], "round": 2, "position": 0, "marker": str(marker)}
     played = Played(pool, subject.world(fault_terms.with_fault(subject.method, **where)), 2).on()
     assert marker.exists() and any("client actor" in text and "round 2" in text for text in played.messages)
     # Work that is held over a round's end has a place for the term that killed: memories may differ in that.
