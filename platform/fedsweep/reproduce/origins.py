@@ -1,19 +1,21 @@
-"""Where a table's runs come from: those taken over from other folders, and those that other code made."""
+"""Notes of a table's runs: taken over from other folders, made by other code, with work that did not happen."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.measured.grid import Grid
+from fedsweep.results.settings import remarks_of
 from fedsweep.results.view import RunView
 from fedsweep.sweeps.reuse import taken_from
 
 
 def with_origins(grid: Grid, views: Mapping[Cell, RunView | str], folder: Path) -> Grid:
-    """Return the grid with a note for runs that were not made for it, and one where its runs are of more than one code.
+    """Return the grid with notes of its runs: not made for it, of more than one code, with remarks of their own.
 
     Args:
         grid: A table's figures.
@@ -38,12 +40,34 @@ def with_origins(grid: Grid, views: Mapping[Cell, RunView | str], folder: Path) 
         )
     if changed := _changed([*runs.values()]):
         notes.append(f"The runs are not all of the same code; in some, others were: {', '.join(changed)}.")
+    notes.extend(_remarks(views))
     setting = {
         **grid.setting,
         **({"taken_over": taken} if taken else {}),
         **({"given": commit_by_key} if commit_by_key else {}),
     }
     return replace(grid, setting=setting, notes=(*grid.notes, *notes))
+
+
+def _remarks(views: Mapping[Cell, RunView | str]) -> list[str]:
+    """List the runs' own notes, each once with its rows, or its cells where not all of a row have it."""
+    seeds = Counter((cell.row, cell.column) for cell in views)
+    columns = Counter(row for row, _ in seeds)
+    having: dict[str, Counter[tuple[str, str]]] = {}
+    for cell, view in views.items():
+        for text in dict.fromkeys(remarks_of(view) if isinstance(view, RunView) else ()):
+            having.setdefault(text, Counter())[cell.row, cell.column] += 1
+    notes = []
+    for text, counts in having.items():
+        whole = Counter(row for (row, column), count in counts.items() if count == seeds[row, column])
+        rows = [row for row, count in whole.items() if count == columns[row]]
+        cells = [
+            f"{row} | {column}" + (f" ({count} of {seeds[row, column]} seeds)" if count < seeds[row, column] else "")
+            for (row, column), count in counts.items()
+            if row not in rows
+        ]
+        notes.append(f"{', '.join([*rows, *cells])}: {text.rstrip('.')}.")
+    return notes
 
 
 def _changed(runs: list[RunView]) -> list[str]:

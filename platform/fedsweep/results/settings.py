@@ -64,9 +64,7 @@ class ReportRun:
     @property
     def remarks(self) -> list[str]:
         """Notes of the run at its end: work of the method that did not happen."""
-        stored = self.view.result.get("remarks")
-        texts = stored[:_MOST_REMARKS] if isinstance(stored, list) else []
-        return [clean(text, longest=_LONGEST_REASON) for text in texts if isinstance(text, str)]
+        return remarks_of(self.view)
 
     @property
     def num_rounds(self) -> int:
@@ -200,6 +198,13 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
         [name if names[name] == 1 else runs[members[0]].label for (name, _), members in groups.items()]
     )
     return [_setting(runs, members, label=clean(label)) for label, members in zip(labels, groups.values(), strict=True)]
+
+
+def remarks_of(run: RunView) -> list[str]:
+    """Return a run's own notes of its end: work of the method that did not happen."""
+    stored = run.result.get("remarks")
+    texts = stored[:_MOST_REMARKS] if isinstance(stored, list) else []
+    return [clean(text, longest=_LONGEST_REASON) for text in texts if isinstance(text, str)]
 
 
 def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting], *, by_run: bool = False) -> list[str]:
