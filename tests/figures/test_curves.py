@@ -53,7 +53,10 @@ def write_run(path: Path, *, name: str, seed: int = 0, rounds: int = 4, status: 
         "aggregation_weights": (1.0,),
         "extra": {},
         **dict.fromkeys(
-            ("best_accuracy", "full_time_s", "staleness", "class_accuracies", "personal_accuracies", "traffic")
+            (
+                *("best_accuracy", "full_time_s", "staleness", "traffic"),
+                *("class_accuracies", "client_scores", "personal_accuracies"),
+            )
         ),
     }
     blank = RoundRecord(**{**values, **lists, "bytes_up": 60, "bytes_down": 40})

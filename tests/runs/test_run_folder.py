@@ -68,6 +68,7 @@ COLUMNS = {
     "total_bytes": "int64",
     "timestamp_ms": "int64",
     "class_accuracies": "list<double>?",
+    "client_scores": "list<double>?",
     "personal_accuracies": "list<double>?",
 }
 

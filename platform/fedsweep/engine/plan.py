@@ -119,7 +119,7 @@ class Planner:
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs, stop = experiment, costs, experiment.training.stop
         self._spending = RunSpending(most_bytes=stop.total_bytes, most_s=stop.sim_time_s)
-        self._everybody = range(len(experiment.world.profiles))
+        self._everybody, self._asks_singly = range(len(experiment.world.profiles)), experiment.world.asks_singly
         self._most_selected = experiment.world.stragglers.num_selected(experiment.training.cohort_size)
         self._clients = ClientColumns.of(() if experiment.world.is_drawn else experiment.world.profiles)
 
@@ -181,7 +181,7 @@ class Planner:
         classes, chooser = experiment.classes(round), state.components["selection"]
         present: Sequence[int] = self._everybody
         samples: Sequence[int] | np.ndarray
-        if world.asks_singly:
+        if self._asks_singly:
             singly = self._asked_round(classes, state)
             samples, available = singly.samples, singly.available
         else:
