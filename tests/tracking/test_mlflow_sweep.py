@@ -168,7 +168,7 @@ def test_no_point_is_lost_or_doubled_when_two_drivers_die(make: Make, store: Pat
     interrupted_twice(make, store, tmp_path / "sweep", num_trials=4, rounds=6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sixty_trials_of_twenty_rounds_have_each_point_once(make: Make, store: Path, tmp_path: Path) -> None:
     interrupted_twice(make, store, tmp_path / "sweep", num_trials=60, rounds=20)
 
