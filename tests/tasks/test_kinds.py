@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsweep.errors import DataError
 from fedsweep.tasks.base import Task
-from fedsweep.tasks.kinds import TASKS, Classification, MultiLabel, NextToken, Regression, Segmentation
+from fedsweep.tasks.kinds import TASKS, Classification, MultiLabel, NextToken, Regression, Segmentation, stratum_of
 from fedsweep.tasks.unlabelled import Generative, SelfSupervised
 
 DRAWS = torch.Generator().manual_seed(5)
@@ -169,3 +169,21 @@ def test_targets_of_another_kind_are_refused(task: Task, targets: Any, message: 
 
 def test_every_task_of_the_package_is_among_the_cases() -> None:
     assert {type(task) for task, _, _ in CASES.values()} == {*TASKS.values()}
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        (None, "class"),
+        ({"kind": "regression", "bins": 4}, "quantile"),
+        ({"kind": "my_tasks:poisson"}, "stratum"),
+        ({"kind": ["regression"]}, "stratum"),
+        ("regression", "class"),
+    ],
+)
+def test_strata_are_named_of_any_configuration_also_a_foreign_one(task: Any, name: str) -> None:
+    assert stratum_of({"scenario": {"task": task}}) == name
+
+
+def test_strata_are_classes_where_nothing_is_said() -> None:
+    assert stratum_of({}) == stratum_of({"scenario": 7}) == "class"

@@ -94,7 +94,7 @@ class SweepTrial(tune.Trainable):
         return tune.PlacementGroupFactory(config[TRIAL][SHARE].bundles, strategy="PACK")
 
     def step(self) -> dict[str, Any]:
-        """Play a round."""
+        """Play a round, or several short ones."""
         if self._failure is not None:
             raise self._failure
         try:

@@ -301,4 +301,6 @@ def stratum_of(config: Mapping[str, Any]) -> str:
     scenario = config.get("scenario")
     task = scenario.get("task") if isinstance(scenario, Mapping) else None
     kind = task.get("kind") if isinstance(task, Mapping) else None
-    return "class" if kind is None else TASKS[kind].stratum if kind in TASKS else Task.stratum
+    if kind is None:
+        return Classification.stratum
+    return TASKS[kind].stratum if isinstance(kind, str) and kind in TASKS else Task.stratum
