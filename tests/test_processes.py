@@ -15,7 +15,8 @@ import pytest
 
 from fedsweep import processes
 from fedsweep.cli import main
-from fedsweep.processes import scratch_folder
+from fedsweep.errors import ResourceError
+from fedsweep.processes import check_memory, memory_here, scratch_folder
 
 LIBRARIES = ("yaml", "jinja2", "pyarrow", "torch", "numpy", "ray", "rich", "typer", "pydantic", "safetensors", "mlflow")
 OWN = """
@@ -156,7 +157,8 @@ def test_it_goes_with_what_is_in_it_and_another_of_a_living_process_stays(tempor
 def test_that_of_a_killed_process_is_removed_by_the_next(temporary: Path) -> None:
     code = f"""
 import os, signal, tempfile
-from fedsweep.processes import scratch_folder
+from fedsweep.errors import ResourceError
+from fedsweep.processes import check_memory, memory_here, scratch_folder
 tempfile.tempdir = {str(temporary)!r}
 with scratch_folder() as folder:
     (folder / "run").mkdir()
@@ -188,3 +190,33 @@ def test_a_process_that_may_not_map_the_libraries_says_so_before_they_abort() ->
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: not enough memory: ulimit -v leaves 500 MB of addresses, and the libraries")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "limits"),
+    [
+        ("4:memory:/host/box\n0::/\n", {"memory/memory.limit_in_bytes": "330000000"}),  # a container: itself at the top
+        ("4:cpu,memory:/job/step\n", {"memory/job/memory.limit_in_bytes": "330000000", "memory/job/step/x": ""}),
+        ("0::/user/job\n", {"user/memory.max": "330000000\n", "user/job/memory.max": "max\n"}),
+        ("7:pids:/\n0::/\n", {"memory.max": "330000000\n", "memory/memory.limit_in_bytes": "1"}),
+    ],
+)
+def test_a_control_group_too_small_for_a_run_is_told_before_the_kernel_kills_it(
+    own: str,
+    limits: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, text in {"own": own, **limits}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    check_memory()
+    monkeypatch.setattr(processes, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(processes, "_GROUPS", tmp_path)
+    assert memory_here() == 330_000_000
+    with pytest.raises(ResourceError, match="330 MB"):
+        check_memory()
+    assert main(["run", "quickstart/fedavg", "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith("error: not enough memory: this container, job")
+    assert main(["list", "codecs"]) == 0  # what only reads takes less

@@ -42,11 +42,13 @@ from fedsweep.commands.terminal.options import examples
 from fedsweep.commands.terminal.output import lasting_output, note
 from fedsweep.errors import FedsweepError, InputError, RunError, first_line, lacks_memory
 from fedsweep.papers import COMMANDS
-from fedsweep.processes import check_addresses, collect_seldom, keep_freed_memory, look_here_last
+from fedsweep.processes import check_addresses, check_memory, collect_seldom, keep_freed_memory, look_here_last
 
 _DEBUG = "--debug"
 # Characters of a message; with "error: " it stays below 500.
 _LONGEST = 480
+# The commands that train, draw and track.
+_TRAINING = ("run", "sweep", "reproduce")
 
 
 class _Commands(typer.core.TyperGroup):
@@ -114,6 +116,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -126,6 +129,8 @@ def _options(
 ) -> None:
     del version, debug
     check_addresses()
+    if context.invoked_subcommand in _TRAINING:
+        check_memory()
 
 
 @functools.cache

@@ -150,6 +150,17 @@ def test_ray_is_told_what_workers_do_first(dashboard: bool, monkeypatch: pytest.
     assert told["FEDSWEEP_USER_FOLDERS"].endswith(os.getcwd())
 
 
+def test_the_object_store_leaves_half_of_what_the_control_group_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    calls: list[dict[str, Any]] = []
+    context = SimpleNamespace(address_info={"node_ip_address": "127.0.0.1"})
+    monkeypatch.setattr(ray, "init", lambda **settings: calls.append(settings) or context)
+    monkeypatch.setattr(ray_start, "memory_here", lambda: 4 * 10**8)
+    ray_start._start_ray(ClusterNeeds(actors=1, store_bytes=2**33), num_cpus=1, dashboard=False, is_early=True)
+    assert calls[0]["object_store_memory"] == 2 * 10**8
+
+
 def test_a_cluster_that_others_could_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

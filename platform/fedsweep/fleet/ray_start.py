@@ -17,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from packaging.requirements import Requirement
 
 from fedsweep.errors import ResourceError
@@ -25,6 +24,7 @@ from fedsweep.fleet.ray_internals import loopback_only
 from fedsweep.fleet.ray_leftovers import log_kept, mark_new_sessions, own_sessions, remove_session
 from fedsweep.fleet.ray_quick_start import quick_settings
 from fedsweep.fleet.ray_watch import RayCall, VitalProcesses, exit_notice, shut_down
+from fedsweep.processes import memory_here
 
 if TYPE_CHECKING:
     from fedsweep.config.execution import Runtime
@@ -173,7 +173,7 @@ def early_needs(config: Config) -> ClusterNeeds | None:
         actors=runtime.client_actors if isinstance(runtime.client_actors, int) else room_here(runtime),
         cpus_per_client=runtime.cpus_per_client,
         cpus_per_server=runtime.cpus_per_server,
-        store_bytes=int(_STORE_SHARE * psutil.virtual_memory().total),
+        store_bytes=int(_STORE_SHARE * memory_here()),
     )
 
 
@@ -211,7 +211,7 @@ def _start_ray(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early:
             include_dashboard=dashboard,
             dashboard_host=_LOOPBACK,
             namespace="fedsweep",
-            object_store_memory=max(100 * 2**20, min(needs.store_bytes, int(free * 0.8))),
+            object_store_memory=max(100 * 2**20, min(needs.store_bytes, int(free * 0.8), memory_here() // 2)),
             log_to_driver=False,
             logging_level="ERROR",
             **settings,
