@@ -58,7 +58,7 @@ def test_a_dropped_layers_output_is_unbiased() -> None:
 
     A neuron's mean over M draws at rate 0.3 has a standard error of x sqrt(0.3 / 0.7 / M).
     """
-    model, draws = Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8).double().eval(), 1500
+    model, draws = Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8).double().eval(), 300
     inputs = torch.ones(1, 1, 1, 6, dtype=torch.float64)
     expected = model.relu1(model.fc1(inputs.flatten(1)))[0]
     groups, total = hidden_neurons(model), torch.zeros(8, dtype=torch.float64)

@@ -92,10 +92,10 @@ def test_complete_is_the_masked_move_times_the_weight_that_holds_the_value() -> 
 
 def test_a_hidden_weight_is_trained_as_often_as_both_its_ends_are_kept() -> None:
     """keep^2 of the draws in the layer between two hidden ones, keep in the first and the last."""
-    engine = engine_of(federated_dropout(keep=0.5), rounds=60, local_steps=1)
+    engine = engine_of(federated_dropout(keep=0.5), rounds=20, local_steps=1)
     held = {name: torch.zeros(shape) for name, shape in zip(engine.layout.names, engine.layout.shapes, strict=True)}
     state, draws = engine.start(), 0
-    for _ in range(60):
+    for _ in range(20):
         for update in play_round(engine, state).updates:
             assert update.vector is not None
             cover = update.submodel.embed(update.vector, engine.layout).cover

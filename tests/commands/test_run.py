@@ -199,13 +199,14 @@ def sha256(folder: str | Path) -> str:
     return str(result["model_sha256"])
 
 
+# That each of the signals is heard is in terminal/test_interrupts.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "number"),
     [
         ("local", signal.SIGTERM),
-        ("local", signal.SIGHUP),
-        ("local", signal.SIGUSR1),
+        pytest.param("local", signal.SIGHUP, marks=pytest.mark.exhaustive),
+        pytest.param("local", signal.SIGUSR1, marks=pytest.mark.exhaustive),
         pytest.param("ray", signal.SIGTERM, marks=pytest.mark.ray),
     ],
 )

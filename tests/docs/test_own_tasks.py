@@ -15,6 +15,7 @@ PAGE = "docs/own-tasks.md"
 SMALL = ["runtime.backend=local", "tracking.uri=none"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "figure", "first", "last"),
     [
@@ -30,6 +31,7 @@ def test_the_pages_examples_learn(
     assert first[0] < rows.iloc[0] < first[1] and last[0] < rows.iloc[-1] < last[1], rows.tolist()
 
 
+@pytest.mark.slow
 def test_the_pages_commands_run(pages: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in pages.commands(PAGE):
         more = [word for pair in SMALL for word in ("--set", pair)]

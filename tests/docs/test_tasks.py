@@ -16,6 +16,7 @@ PAGE = "docs/tasks.md"
 SMALL = ["runtime.backend=local", "tracking.uri=none"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "figure", "least", "most"),
     [

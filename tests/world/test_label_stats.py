@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -51,6 +51,7 @@ def test_js_of_disjoint_distributions_is_ln_2() -> None:
     assert js_divergence([1, 0], [0, 7]) == pytest.approx(np.log(2), abs=1e-15)
 
 
+@settings(deadline=None)
 @given(COUNTS, COUNTS)
 def test_js_is_symmetric_and_between_0_and_ln_2(p: np.ndarray, q: np.ndarray) -> None:
     assert js_divergence(p, q) == pytest.approx(js_divergence(q, p), abs=1e-15)

@@ -15,11 +15,13 @@ from fedsweep.card import Card, card_of
 from fedsweep.catalog import method_builder
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.config.signatures import bind
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.models.networks.chains import ChainNetwork, Mlp
-from fedsweep.testing.worlds import local_engine, run_rounds, tiny_data, tiny_device, tiny_experiment, with_devices
+from fedsweep.testing.worlds import run_rounds, tiny_data, tiny_device, tiny_experiment, with_devices
 from fedsweep.world.topology import Star, Topology, ring, tree
 
 ROUNDS = 3
@@ -112,10 +114,20 @@ class Subject:
             return ring(num_clients=num_clients)
         return tree(num_clients=num_clients, edges=min(2, num_clients)) if "tree" in self.card.needs else Star()
 
-    @cached_property
+    @property
     def states(self) -> tuple[RunState, ...]:
         """The run in that world: before round 1 and after each round."""
-        return states_of(self.world())
+        return self._run[0]
+
+    @property
+    def unfinished(self) -> list[RunState]:
+        """The states within that run's rounds that a checkpoint would keep: refinements that were not at their end."""
+        return self._run[1]
+
+    @cached_property
+    def _run(self) -> tuple[tuple[RunState, ...], list[RunState]]:
+        unfinished: list[RunState] = []
+        return states_of(self.world(), on_partial=unfinished.append), unfinished
 
     @cached_property
     def plain(self) -> tuple[RunState, ...]:
@@ -142,9 +154,11 @@ def _run_of(method: FederatedMethod, sizes: tuple[int, ...] | None, topology: To
     return states_of(subject_of("fedavg").world(method, topology=topology, **options))
 
 
-def states_of(experiment: Experiment) -> tuple[RunState, ...]:
-    """Return a run's states: before round 1, and after each round."""
-    engine = local_engine(experiment)
+def states_of(
+    experiment: Experiment, *, on_partial: Callable[[RunState], None] = lambda state: None
+) -> tuple[RunState, ...]:
+    """Return a run's states: before round 1, and after each round; those within rounds are handed to ``on_partial``."""
+    engine = Engine(experiment, LocalFleet(experiment), on_partial=on_partial)
     states = [engine.start()]
     while engine.finished_by(states[-1]) is None:
         states.append(run_rounds(engine, states[-1], rounds=1))

@@ -43,6 +43,7 @@ from fedsweep.testing import (
 )
 from fedsweep.trees import ParamTree, weighted_mean
 
+EXHAUSTIVE = pytest.mark.exhaustive
 UNEVEN = (20, 17, 9, 13, 30, 7)
 
 
@@ -119,8 +120,19 @@ ONE_BY_ONE: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("double", "within"), [(True, 1e-12), (False, 1e-5)])
-@pytest.mark.parametrize("name", [*IN_LANES, *WITH_WHOLE_BATCHES])
+# Plain, a term, memories, two speeds, work that outlasts its round, synthetic data, sub-models, features.
+SHOWN = ("fedsgd", "fedprox", "scaffold", "dynamicfl", "fedstg", "dynafed", "fedad", "moon")
+SINGLE = "scaffold"
+
+
+@pytest.mark.parametrize(
+    ("name", "double", "within"),
+    [
+        pytest.param(name, double, within, marks=() if name == SINGLE or (double and name in SHOWN) else EXHAUSTIVE)
+        for name in (*IN_LANES, *WITH_WHOLE_BATCHES)
+        for double, within in ((True, 1e-12), (False, 1e-5))
+    ],
+)
 def test_each_method_is_itself_in_lanes(name: str, double: bool, within: float) -> None:
     method = build_method({"name": name, **(IN_LANES | WITH_WHOLE_BATCHES)[name]})
     steps = {"local_steps": 3} if name in WITH_WHOLE_BATCHES else {}
@@ -140,11 +152,18 @@ def test_what_does_not_fit_is_stepped_one_by_one_to_the_same_bits_and_says_so(na
 
 
 CLASSIFIERS = [name for name, entry in MODELS.items() if entry.classifies]
-LARGE = ("vgg11", "resnet18", "feddhad_resnet18")
+# Without and with convolutions, batch norm, attention.
+SMALL = ("mlp", "feddhad_cnn", "vit_tiny")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n, e in MODELS.items() if e.classifies]
+    "name",
+    [
+        name
+        if name in SMALL
+        else pytest.param(name, marks=pytest.mark.slow if name == "resnet18" else (pytest.mark.slow, EXHAUSTIVE))
+        for name in CLASSIFIERS
+    ],
 )
 def test_each_network_is_itself_in_lanes(name: str) -> None:
     """Dropout is each client's own, batch norm's statistics too."""
