@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import pytest
 
-from fedsweep.catalog import resolve
+from fedsweep.algorithms.registry import METHODS
+from fedsweep.catalog import merged_title, resolve
 from fedsweep.papers.registry import MEASURES
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import FULL, SCALES, Claim
@@ -56,6 +57,16 @@ def test_it_says_what_it_is_and_can_be_tried(table: TableFile) -> None:
     assert table.source and table.title
     assert "smoke" in table.scales
     assert f"fedsweep reproduce {table.name}" in table_text(table)
+
+
+def test_its_notes_speak_of_methods_that_it_has(table: TableFile) -> None:
+    names = " ".join([*table.row_names, *table.column_names]).lower()
+    settings = repr([table.base, table.rows, table.columns])
+    for method in METHODS:
+        title = merged_title([method])
+        if len(re.findall("[A-Z]", title)) > 1 and title.lower() not in names and f"'name': '{method}'" not in settings:
+            named = rf"(?<![\w-]){re.escape(title)}(?![\w-])"
+            assert not [note for note in table.notes if re.search(named, note, flags=re.IGNORECASE)]
 
 
 def test_every_cell_is_a_configuration_at_every_scale(table: TableFile) -> None:
