@@ -61,7 +61,9 @@ Schema, which editors use to complete and check keys.
 - **`null` beside a `profile`** (drift, availability, devices) is the profile's value. It stays `null` in a run's
   `config.yaml`: filled in, it would win over the profile that `--set scenario.drift.profile=program` names in a
   configuration made from that file. What it comes to is in the comments at the end of `config.yaml` and of `--dry-run`.
-- **YAML 1.2:** `1e-3` is a number; `no` and `on` are text; a key given twice is an error.
+- **YAML 1.2:** `1e-3` is a number; `no` and `on` are text; a key given twice is an error, and so is `<<`, which
+  belongs to version 1.1. Keys `x-...` at the top are yours: what several places share, taken over by YAML's `*` or by
+  [`extends: "#x-NAME"`](tables.md#what-files-share), which others of its own are laid over.
 - **An unknown key is an error** that names the nearest known one. So is a value of the wrong type: `"5"` is no number.
 - **A component of your own** is named `package.module:callable`, wherever a name is asked for. See
   [adding-a-method.md](adding-a-method.md) and [data.md](data.md).

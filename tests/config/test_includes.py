@@ -42,6 +42,11 @@ def test_a_mapping_is_laid_over_the_one_that_it_extends(folder: Path) -> None:
     }
 
 
+def test_keys_of_the_users_own_hold_what_places_share(folder: Path) -> None:
+    text = "x-rate: &rate 0.3\nx-slow: {training: {optimizer: {name: sgd, lr: *rate}}}\nextends: '#x-slow'\nseed: 2\n"
+    assert whole(folder, text) == {"training": {"optimizer": {"name": "sgd", "lr": 0.3}}, "seed": 2}
+
+
 def test_a_list_takes_in_the_entries_of_another(folder: Path) -> None:
     assert whole(folder, "l: [x, {from: _shared.yaml#more}, {from: a, other: b}]") == {
         "l": ["x", "a", "b", "c", {"from": "a", "other": "b"}]

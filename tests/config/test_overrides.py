@@ -32,6 +32,11 @@ def test_value_that_is_no_yaml_is_an_error_that_names_the_key() -> None:
         parse_override("scenario.partition={kind: iid")
 
 
+def test_bytes_that_the_locale_can_not_read_are_an_error_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"--set name: not text in this locale's encoding; set LC_ALL=C.UTF-8"):
+        parse_override("name=gr\udcc3\udcb6sse")
+
+
 def test_last_of_the_same_key_wins() -> None:
     assert apply_overrides({}, ["a.b=1", "a.b=2"]) == {"a": {"b": 2}}
 

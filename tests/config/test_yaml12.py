@@ -60,6 +60,11 @@ def test_duplicate_key_is_an_error_that_names_key_and_line() -> None:
         parse("training:\n  rounds: 1\n  rounds: 2\n")
 
 
+def test_the_key_by_which_yaml_1_1_merges_is_an_error_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"here, line 2: '<<' is of YAML 1.1; .* extends: '#x-NAME'"):
+        parse("a: &a {b: 1}\nc: {<<: *a}\n")
+
+
 def test_key_that_is_no_text_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"here, line 1: keys are text, but got 1; put it in quotes"):
         parse("1: x")

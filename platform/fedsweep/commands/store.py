@@ -41,7 +41,7 @@ def ui(
     _check_free(port)
     path = sqlite_path(store)
     address = pages_address(port, path) if path is not None else f"http://127.0.0.1:{port}"
-    print(f"MLflow over {store}: {address} (Ctrl-C ends it)", flush=True)
+    print(f"MLflow over {store}, in a few seconds: {address} (Ctrl-C ends it)", flush=True)
     os.execvpe(command[0], command, {**os.environ, **environment})
 
 

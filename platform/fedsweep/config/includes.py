@@ -22,18 +22,23 @@ from fedsweep.config import yaml12
 from fedsweep.config.overrides import join
 from fedsweep.errors import ConfigError, unknown_name
 
-_EXTENDS, _FROM = "extends", "from"
+_EXTENDS, _FROM, _SHARED = "extends", "from", "x-"
 Place = tuple[Path, str]
 
 
 def read_whole(path: Path) -> Any:
-    """Read the value of a YAML file with everything that it refers to.
+    """Read the value of a YAML file with everything that it refers to, and without keys ``x-...`` at its top.
+
+    Those are the user's own, for what is shared.
 
     Raises:
         ConfigError: A file can't be read, a reference leads nowhere, to something of the wrong type or in a circle;
             the message names the file and the reference.
     """
-    return _Reader().at((path, ""), asked_by=path)
+    whole = _Reader().at((path, ""), asked_by=path)
+    if isinstance(whole, dict):
+        return {key: value for key, value in whole.items() if not key.startswith(_SHARED)}
+    return whole
 
 
 class _Reader:

@@ -23,6 +23,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or not all(key.split(".")):
         raise ConfigError(f"--set takes KEY=VALUE with a dotted key, e.g. training.rounds=5, but got {text!r}")
+    if any("\ud800" <= character <= "\udfff" for character in text):  # so Python reads bytes that it can't decode
+        raise ConfigError(f"--set {key}: not text in this locale's encoding; set LC_ALL=C.UTF-8 and give it in UTF-8")
     return key, yaml12.parse(value, source=f"--set {key}")
 
 

@@ -118,6 +118,11 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any
             raise yaml.constructor.ConstructorError(
                 None, None, f"keys are text, but got {key!r}; put it in quotes", key_node.start_mark
             )
+        if key == "<<":
+            problem = (
+                "'<<' is of YAML 1.1; write what is shared under a key x-NAME at the top, and here extends: '#x-NAME'"
+            )
+            raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
         if key in mapping:
             raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
         mapping[key] = loader.construct_object(value_node, deep=True)
