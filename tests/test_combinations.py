@@ -37,7 +37,7 @@ SHOWN = {
     *(("fedgen", "fednova"), ("fedyogi", "fednova")),
     *((other, "dynamicfl") for other in ("fedmix", "fedadam", "feddyn", "fednova", *ON_SERVER)),
     *(("feddh", "fedad"), ("moon", "fjord")),
-    *zip(CUT, ("fedprox", "scaffold", "fedadam", "scaffold", "fedprox"), strict=True),
+    *zip(CUT, ("fedprox", "scaffold", "fedadam", "fedprox", "scaffold"), strict=True),
     ("fjord", "feddh"),
 }
 

@@ -20,7 +20,6 @@ from fedsweep.parameters.signature import docs_of, signature_of
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
-EACH = 1000  # messages of each of the ten codecs
 FIXED = {"none"}
 NAMES = [name for name in CODECS if name not in FIXED]
 
@@ -78,10 +77,11 @@ def bound(name: str, codec: Any, move: Tensor) -> float:
     return length  # a projection, or signs of the mean size: never further off than nothing at all
 
 
+@pytest.mark.parametrize("messages", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", NAMES)
-def test_messages_are_charged_as_packed_and_decode_within_their_bound(name: str) -> None:
+def test_messages_are_charged_as_packed_and_decode_within_their_bound(name: str, messages: int) -> None:
     sizes: dict[Any, int] = {}
-    for number in range(EACH):
+    for number in range(messages):
         codec, move = drawn(name, number)
         before = move.clone()
         message = codec.encode(move, Stream((name, number)))
@@ -100,7 +100,7 @@ def test_messages_are_charged_as_packed_and_decode_within_their_bound(name: str)
             error = float((decoded.double() - move.double()).norm())
             assert error <= bound(name, codec, move) * (1 + 1e-5) + 1e-30, (number, codec)
         sizes[type(codec)] = sizes.get(type(codec), 0) + 1
-    assert sizes == {type(codec): EACH}
+    assert sizes == {type(codec): messages}
 
 
 def test_a_sketch_reads_what_stands_out() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from each_method import each_method
 
 import fedsweep
-from fedsweep.algorithms.registry import METHODS
 from fedsweep.commands.terminal.output import make_console
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -77,7 +77,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", each_method())
 def test_every_method_is_itself_on_its_devices_and_elsewhere_or_refused(name: str) -> None:
     here = subject_of(name).world(rounds=3)
     there = with_devices(here, SLOWER)

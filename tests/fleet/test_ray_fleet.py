@@ -150,8 +150,8 @@ def test_what_server_and_clients_say_beside_models_travels_too(pool: Pool) -> No
 @pytest.mark.parametrize(
     ("name", "keep", "exchange"),
     [
-        ("fedavg", "persist", "server"),
-        ("dynamicsgd", "reset", "auto"),
+        pytest.param("fedavg", "persist", "server", marks=pytest.mark.exhaustive),
+        pytest.param("dynamicsgd", "reset", "auto", marks=pytest.mark.exhaustive),
         ("dynamicsgd", "reset", "network"),
         ("dynamicfl", "persist", "auto"),
     ],

@@ -342,7 +342,13 @@ SPECS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", SPECS, ids=[str(spec["kind"]) for spec in SPECS])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(spec, marks=() if spec["kind"] == "curves" else pytest.mark.exhaustive, id=spec["kind"])
+        for spec in SPECS
+    ],
+)
 def test_a_picture_comes_out_alike_each_time(drawn: list[Figure], tmp_path: Path, spec: dict[str, Any]) -> None:
     files = []
     for place in ("first", "second"):

@@ -59,9 +59,9 @@ def cut(weights: Floats, size: int) -> Indices:
         weights: One per client, >= 0, with a positive sum.
         size: How many samples there are.
     """
-    cumulative = np.cumsum(weights)
-    ends = np.floor(cumulative / cumulative[-1] * size).astype(np.int64)
-    counts: Indices = np.diff(ends, prepend=0)
+    cumulative = weights.cumsum()
+    counts: Indices = (cumulative / cumulative[-1] * size).astype(np.int64)
+    counts[1:] -= counts[:-1]
     return counts
 
 

@@ -171,9 +171,9 @@ class Dirichlet(Partition):
         client_sizes = np.zeros(num_clients, np.int64)
         for label in np.flatnonzero(class_sizes):
             # Zeroing and renormalising the shares, in logarithms: what remains never underflows to nothing.
-            open_weights = np.where(client_sizes < even_share, log_weights[label], -np.inf)
-            shares = np.exp(open_weights - open_weights.max())
-            counts[label] = cut(shares, int(class_sizes[label]))
+            weights = log_weights[label]
+            weights[client_sizes >= even_share] = -np.inf
+            counts[label] = cut(np.exp(weights - weights.max()), int(class_sizes[label]))
             client_sizes += counts[label]
         return counts
 
