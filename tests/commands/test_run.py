@@ -185,6 +185,16 @@ def test_resume_of_a_finished_run_says_so(finished: Path, fedsweep: Command) -> 
     assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
 
 
+def test_resume_draws_the_pictures_of_a_run_that_was_killed_at_its_end(finished: Path, fedsweep: Command) -> None:
+    shutil.copytree(finished, "run")
+    shutil.rmtree("run/pictures", ignore_errors=True)
+    result = json.loads(Path("run/result.json").read_text())
+    del result["timing"]  # which is written last
+    Path("run/result.json").write_text(json.dumps(result))
+    assert "has finished already" in fedsweep("run", "--resume", "run")[1]
+    assert Path("run/pictures/partition.png").is_file()
+
+
 def test_resume_without_a_checkpoint_starts_anew_from_the_configuration(finished: Path, fedsweep: Command) -> None:
     Path("run").mkdir()
     shutil.copy(finished / "config.yaml", "run/config.yaml")

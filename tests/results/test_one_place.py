@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -170,6 +171,12 @@ def test_runs_under_way_are_shown_but_not_judged(found: Reproduction, tmp_path: 
     grid = measured(found.table, views_of(found.table, found.folders(out)), scale="full")
     standings = {cell.row: (cell.standing, bool(cell.problems), len(cell.by_seed["acc"])) for cell in grid.cells}
     assert standings == {"FedAvg": ("paper", False, 3), "FedProx": ("other", True, 0)}
+
+
+def test_a_trial_whose_process_died_before_it_wrote_is_told_so(found: Reproduction, tmp_path: Path) -> None:
+    shutil.rmtree(next(path for cell, path in found.folders(tmp_path / "out").items() if cell.seed == 2))
+    *_, sweep = shown(found, tmp_path / "out")
+    assert "missing: FedAvg | even (seed 2), round 0: nothing of it was written" in " ".join(sweep.split())
 
 
 def test_one_run_per_seed_counts_and_none_that_failed(tmp_path: Path) -> None:

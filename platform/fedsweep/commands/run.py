@@ -161,8 +161,10 @@ def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **set
     config, is_finished = resumable(folder)
     if is_finished:
         from fedsweep.catalog import resolve
+        from fedsweep.figures.of_run import draw_missing
         from fedsweep.tracking.mlflow_sync import complete
 
+        draw_missing(folder)
         done = complete(folder, resolve(config))
         print(f"{folder} has finished already; there is nothing to go on with (--rounds N gives it more); {done}")
         return

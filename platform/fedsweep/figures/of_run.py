@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsweep.config.yaml12 import parse
 from fedsweep.driver.observers import Observer, RunInfo
+from fedsweep.driver.phases import TIMING
 from fedsweep.errors import first_line
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
 from fedsweep.figures.links import LINKS_PICTURE, plot_links
@@ -61,7 +62,17 @@ class PictureObserver(Observer):
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         if self._folder is None:
             return  # the run failed before it started
-        try:
-            plot_run(self._folder, self._folder / PICTURES)
-        except Exception as error:  # whatever matplotlib raises: the run itself is whole
-            _LOGGER.warning(f"{self._folder}: its pictures can't be drawn: {first_line(error)}")
+        _draw(self._folder)
+
+
+def draw_missing(folder: Path) -> None:
+    """Draw the pictures of a finished run whose process was killed at its end: how long all took is known last."""
+    if TIMING not in RunFolder(folder).read_result():
+        _draw(folder)
+
+
+def _draw(folder: Path) -> None:
+    try:
+        plot_run(folder, folder / PICTURES)
+    except Exception as error:  # whatever matplotlib raises: the run itself is whole
+        _LOGGER.warning(f"{folder}: its pictures can't be drawn: {first_line(error)}")

@@ -199,7 +199,8 @@ def _trial_row(
 ) -> TrialRow:
     path = folder.trial_path(trial)
     seed = trial.seed if trial.seed is not None else config.seed
-    status, reason, view = _MISSING, None, None
+    status, view = _MISSING, None
+    reason: str | None = "nothing of it was written"
     if (path / CONFIG).is_file():
         try:
             view = load(path)
