@@ -96,17 +96,19 @@ def test_doctor_says_where_torchvision_works_through_fedsweep_alone(
 
 
 def test_doctor_tries_each_network_on_a_device(
-    fedsweep: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fedsweep.bench import device_proof
+    from fedsweep.commands.running.device import try_device
 
     def proofs(device: str) -> Iterator[device_proof.Proved]:
         yield from every_proof(device, ["mlp"])
         yield device_proof.Proved(network="broken", stepping=None, problem="no kernel for it", seconds=0.1)
 
     monkeypatch.setattr(device_proof, "proofs", proofs)
-    code, out, err = fedsweep("doctor", "--gpu", "--device", "lazy", "--json", tmp_path / "gpu.json")
-    assert code == 1 and "no kernel for it" in err
+    assert try_device("lazy", tmp_path / "gpu.json") == 1
+    out, err = capsys.readouterr()
+    assert "no kernel for it" in err
     rows = [line.split() for line in out.splitlines()]
     assert rows[1][:3] == ["mlp", "lanes", "4"] and rows[2][:2] == ["broken", "FAILS"]
     told = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
@@ -125,5 +127,5 @@ def test_networks_that_classify_no_pictures_are_tried_on_data_of_theirs() -> Non
 def test_doctor_without_a_gpu_says_so(fedsweep: Command) -> None:
     code, _, err = fedsweep("doctor", "--gpu")
     assert code == 2 and "torch sees no GPU here" in err
-    code, _, err = fedsweep("doctor", "--device", "lazy")
-    assert code == 2 and "belong to --gpu" in err
+    code, _, err = fedsweep("doctor", "--json", "gpu.json")
+    assert code == 2 and "belongs to --gpu" in err

@@ -44,9 +44,6 @@ def doctor(
         bool,
         typer.Option("--gpu", metavar="", help="Instead try each network on the GPU: the loop, lanes, recorded steps."),
     ] = False,
-    device: Annotated[
-        str, typer.Option("--device", metavar="cuda|lazy", help="With [b]--gpu[/b]: what is tried.")
-    ] = "cuda",
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="With [b]--gpu[/b]: also write all that is known.")
     ] = None,
@@ -58,9 +55,9 @@ def doctor(
     if gpu:
         from fedsweep.commands.running.device import try_device
 
-        raise typer.Exit(try_device(device, json))
-    if json is not None or device != "cuda":
-        raise ConfigError("--json and --device belong to --gpu; add it")
+        raise typer.Exit(try_device("cuda", json))
+    if json is not None:
+        raise ConfigError("--json belongs to --gpu; add it")
     if clear:
         from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
 

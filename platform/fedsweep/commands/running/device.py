@@ -9,17 +9,15 @@ import torch
 from fedsweep.bench import device_proof
 from fedsweep.bench.machine import machine_facts
 from fedsweep.commands.terminal.output import make_console, make_table, note, write_json
-from fedsweep.errors import ConfigError, ResourceError, unknown_name
+from fedsweep.errors import ResourceError
 
 _STEPS = {"loop": "one by one", "lanes": "lanes", "graph": "lanes, recorded"}
 
 
 def try_device(device: str, json: Path | None) -> int:
     """Try each network, and print what a run would do with it; 1 where one takes no step at all."""
-    if device not in ("cuda", "lazy"):
-        raise ConfigError(unknown_name("device", device, ("cuda", "lazy")))
     if device == "cuda" and not torch.cuda.is_available():
-        raise ResourceError("--gpu, but torch sees no GPU here; --device lazy tries the same on torch's lazy device")
+        raise ResourceError("--gpu, but torch sees no GPU here")
     tried: list[device_proof.Proved] = []
     table = make_table("network", "clients' steps", "at once", "off the loop by", "seconds", left=2)
     for proved in device_proof.proofs(device):
