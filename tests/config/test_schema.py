@@ -71,6 +71,7 @@ sweep:
   seeds: 5
   budget: null
   max_concurrent: auto
+  together: 1
 """
 
 

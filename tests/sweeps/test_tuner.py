@@ -127,6 +127,17 @@ def test_resume_runs_what_is_unfinished_and_nothing_else(tmp_path: Path, tiny: T
     assert {n: r["model_sha256"] for n, r in after.items()} == {n: r["model_sha256"] for n, r in before.items()}
 
 
+def test_seeds_side_by_side_are_runs_of_their_own(tmp_path: Path, tiny: TinySweep) -> None:
+    lanes = {"runtime": {"executor": "lanes", "lanes": 5}}
+    grid = sweep(tiny({"seed": {"grid": [0, 1, 2]}}, more=lanes, together=2), out=tmp_path / "s")
+    assert [len((grid[k].metrics or {}).get("together", ())) for k in range(len(grid))] == [2, 0]
+    found = results(tmp_path / "s")
+    assert [(r["status"], r["rounds"]) for r in found.values()] == [("finished", 3)] * 3
+    assert len(json.loads((tmp_path / "s" / "summary.json").read_text())["trials"]) == 3
+    alone = fedsweep.run(tmp_path / "s" / "0002-seed=1" / "config.yaml", out=tmp_path / "alone")
+    assert alone.summary["model_sha256"] == found["0002-seed=1"]["model_sha256"]
+
+
 def test_a_trial_that_fails_says_why_and_the_others_go_on(tmp_path: Path, tiny: TinySweep) -> None:
     rates = {"training.optimizer.lr": {"grid": [0.05, 1e30]}}
     grid = sweep(tiny(rates), out=tmp_path / "s")

@@ -19,6 +19,7 @@ from fedsweep.client.coding import sent_down
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.lanes.proof import proved
+from fedsweep.client.lanes.together import MakeLanes
 from fedsweep.client.lazy_device import start_device
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply, Stepping
@@ -90,6 +91,7 @@ class Worker:
         layout: How the full model lies in its vector.
         index: The worker's number, from 0.
         tests: What clients test their own models on, where they do.
+        make_lanes: Makes what steps clients together.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Worker:
         layout: FlatLayout,
         index: int = 0,
         tests: ClientTests | None = None,
+        make_lanes: MakeLanes = Lanes,
     ) -> None:
         self._side, self._data, self._layout, self.index, self._tests = side, data, layout, index, tests
         start_device(side.device)
@@ -123,7 +126,8 @@ class Worker:
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
         # What has to prove itself first is chosen by a segment.
-        self._lanes = None if side.lanes is None or side.lanes.proves else Lanes(side, side.lanes)
+        self._make_lanes = make_lanes
+        self._lanes = None if side.lanes is None or side.lanes.proves else make_lanes(side, side.lanes)
         self._stepping: Stepping | None = None
 
     def use_exchange(self, exchange: Exchange) -> None:
@@ -144,7 +148,7 @@ class Worker:
         if segment.stepping != self._stepping:
             self._stepping = segment.stepping
             settings = None if segment.stepping is None else segment.stepping.lanes
-            self._lanes = None if settings is None else Lanes(self._side, settings)
+            self._lanes = None if settings is None else self._make_lanes(self._side, settings)
         if segment.codecs is not None:
             self._side = replace(self._side, codec=segment.codecs.up, down_codec=segment.codecs.down)
         if (segment.round, segment.attempt) != self._round:
@@ -224,7 +228,8 @@ class Worker:
     def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
         """Return the clients' steps that are due, as far as they can be taken in lanes."""
         assert self._lanes is not None
-        return self._lanes.take([lane for k in clients if (lane := self._rounds[k].lane()) is not None])
+        taken = self._lanes.take([lane for k in clients if (lane := self._rounds[k].lane()) is not None])
+        return {lane.facts.client: steps for lane, steps in taken.items()}
 
     def _start_jobs(
         self,

@@ -14,6 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedsweep.client.lanes.grouping import Lanes
+from fedsweep.client.lanes.together import MakeLanes
 from fedsweep.client.messages import Handle, Question, Segment, SegmentReply, Stepping
 from fedsweep.client.shards import ClientTests
 from fedsweep.client.worker import Worker
@@ -179,19 +181,20 @@ def _by_client(parts: Iterable[Mapping[int, _Part]]) -> dict[int, _Part]:
     return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
 
 
-def make_worker(experiment: Experiment, index: int = 0) -> Worker:
+def make_worker(experiment: Experiment, index: int = 0, make_lanes: MakeLanes = Lanes) -> Worker:
     """Make a worker for an experiment's clients, in any process; ``index`` is its number, from 0."""
     side, world, tests = client_side(experiment), experiment.world, None
     if experiment.method.evaluation.client_test() is not None:
         tests = ClientTests(images=world.test_images, labels=world.test_labels, indices=experiment.test_shares)
-    return Worker(side, world.data, experiment.new_model(), layout=experiment.layout, index=index, tests=tests)
+    model, layout = experiment.new_model(), experiment.layout
+    return Worker(side, world.data, model, layout=layout, index=index, tests=tests, make_lanes=make_lanes)
 
 
 class LocalFleet(Fleet):
-    """All clients in this process, one after the other."""
+    """All clients in this process, one after the other, or in lanes."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self._worker = make_worker(experiment)
+    def __init__(self, experiment: Experiment, make_lanes: MakeLanes = Lanes) -> None:
+        self._worker = make_worker(experiment, make_lanes=make_lanes)
 
     @property
     def num_workers(self) -> int:

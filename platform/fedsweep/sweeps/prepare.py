@@ -25,6 +25,7 @@ from fedsweep.sweeps.space import (
     setting_spaces,
 )
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+from fedsweep.sweeps.together.choice import check_together
 from fedsweep.tracking.loggers.registry import further_loggers
 from fedsweep.tracking.mlflow_store import resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
@@ -129,6 +130,7 @@ def _sample_trials(config: Config) -> list[Trial]:
 
 def _check_trials(config: Config, entries: Sequence[PreparedTrial]) -> tuple[dict[str, Dataset], float]:
     """Plan a trial of each setting as a run would be planned; the data sets, and what a whole trial spends."""
+    check_together(config, entries)
     datasets: dict[str, Dataset] = {}
     full = 0.0
     seen: set[str] = set()

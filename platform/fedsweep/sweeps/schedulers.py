@@ -22,13 +22,15 @@ from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared import WORLD
 from fedsweep.sweeps.search.proposals import Outcome, Proposals, read_curve, read_outcome
 from fedsweep.sweeps.space import TRIAL, Trial, setting_spaces
-from fedsweep.sweeps.trial import TESTED, metric_values
+from fedsweep.sweeps.together.choice import likenesses
+from fedsweep.sweeps.trial import OTHERS, TESTED, metric_values
 from fedsweep.sweeps.tune_callback import KeptHere
 
 if TYPE_CHECKING:
     from fedsweep.config.sweep import SpaceEntry
     from fedsweep.sweeps.prepared import PreparedSweep
     from fedsweep.sweeps.prepared_trial import PreparedTrial
+    from fedsweep.sweeps.trial import TrialSpec
 
 RESOURCE = "resource"
 # Successive halving by thirds: the first rung is at 1/27 of a whole trial.
@@ -141,6 +143,7 @@ class ListedTrials(Feed):
         self._prepared, self._allowance = prepared, prepared.allowance
         self._waiting = prepared.in_order
         self._done = {e.trial.number for e in self._waiting if prepared.folder.has_finished(e.trial)}
+        self._alike = likenesses(prepared.config, self._waiting)
         self._begun: list[PreparedTrial] = []
         self._settled: set[int] = set()
         self._own: dict[str, PreparedTrial] = {}
@@ -156,9 +159,19 @@ class ListedTrials(Feed):
                 self._begun.append(entry)
                 self._settled |= {entry.trial.number} if done else set()
                 self._own[trial_id] = entry
-                return {TRIAL: self._prepared.describe(entry)}
+                others = [] if done else self._others(entry)
+                return {TRIAL: self._prepared.describe(entry) | ({OTHERS: others} if others else {})}
         is_quiet = self._settled.issuperset(entry.trial.number for entry in self._begun)
         return Searcher.FINISHED if is_quiet or not self._waiting else None
+
+    def _others(self, entry: PreparedTrial) -> list[TrialSpec]:
+        """Return the trials that begin with one, in its process."""
+        own, most = self._alike.get(entry.trial.number), self._prepared.config.sweep.together - 1
+        unfinished = [other for other in self._waiting if other.trial.number not in self._done]
+        others = [other for other in unfinished if own is not None and self._alike.get(other.trial.number) == own]
+        others = others[:most]
+        self._waiting = [other for other in self._waiting if other not in others]
+        return [self._prepared.describe(other)["spec"] for other in others]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Take note of what a trial spent."""

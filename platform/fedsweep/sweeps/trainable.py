@@ -38,7 +38,8 @@ from fedsweep.runs.sources import Sources
 from fedsweep.sweeps.prepared_trial import dataset_key, overlaid
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL
-from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FATAL, ActiveTrial, TrialSpec
+from fedsweep.sweeps.together.group import TrialGroup
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FATAL, OTHERS, ActiveTrial, TrialSpec
 
 SPEC, SHARE, VALUES = "spec", "share", "values"
 FATAL_MARK = "fatal"
@@ -178,7 +179,7 @@ class SweepTrial(tune.Trainable):
             round=report["round"], test_accuracy=report.get("test_accuracy"), total_bytes=report["total_bytes"]
         )
 
-    def _begin(self, config: Mapping[str, Any]) -> ActiveTrial:
+    def _begin(self, config: Mapping[str, Any]) -> ActiveTrial | TrialGroup:
         self._described = config
         self._metrics = None
         described = config[TRIAL]
@@ -193,6 +194,8 @@ class SweepTrial(tune.Trainable):
         if self._disk is not None and not self._disk.is_here():
             self._away = Away.of(spec.folder, self._disk, near=Path(self.logdir))
             spec = replace(spec, folder=self._away.folder)
+        if others := described.get(OTHERS):
+            return TrialGroup([spec, *others], self._find_dataset, self._sources)
         make_session = session_in_group if described[SHARE].actors else open_session
         return ActiveTrial(spec, self._find_dataset, make_session, self._sources)
 

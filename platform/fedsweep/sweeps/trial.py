@@ -53,6 +53,8 @@ _SHOWN = ("test_accuracy", "test_loss", "train_loss", "sim_time_s")
 FINISHED = "finished"
 # What the user should know of a round: that a client actor was replaced, say.
 MESSAGES = "messages"
+# In a trial as Tune has it: those that are played in the same process.
+OTHERS = "others"
 # The process that played the trial before may be about to end, where its driver was killed.
 _PATIENCE_S = 30.0
 

@@ -18,8 +18,9 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.prepared_trial import PreparedTrial
 from fedsweep.sweeps.space import TRIAL
+from fedsweep.sweeps.together.group import REASON, reports_of
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
-from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, OTHERS
 from fedsweep.tracking.mlflow_sweep import SweepTracker
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
@@ -95,49 +96,62 @@ class Watcher(KeptHere, tune.Callback):
     # Tune calls these with keywords; ``info`` swallows those that are of no use here.
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        self._progress.began(self._name(trial))
+        for name in self._names_of(trial):
+            self._progress.began(name)
 
     def on_trial_result(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any
     ) -> None:
-        name = self._name(trial)
         if result.get(FATAL_MARK):
             trial.max_failures = 0  # with the same seed it would fail in the same way
             return
-        for text in result.get(MESSAGES, ()):
-            self._progress.told(name, text)
-        self._progress.round_done(name, result)
-        run = self._known.get(name)
-        if self._tracker is not None and run is not None:
-            self._tracker.round_done(run)
+        names = self._names_of(trial)
+        for name, own in reports_of(names[0], result).items():
+            for text in own.get(MESSAGES, ()):
+                self._progress.told(name, text)
+            self._progress.round_done(name, own)
+            run = self._known.get(name)
+            if self._tracker is not None and run is not None:
+                self._tracker.round_done(run)
+            if len(names) > 1 and (REASON in own or own[FINISHED]):
+                # Tune hears of the end of all alone.
+                self._ended(name, "failed" if REASON in own else "finished", own.get(REASON))
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        self._progress.retried(self._name(trial), cause_of(trial))
+        for name in self._names_of(trial):
+            self._progress.retried(name, cause_of(trial))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        name, run = self._name(trial), self._known.get(self._name(trial))
         cause = cause_of(trial)
-        status = "failed" if run is None else _note_failure(run, cause)
-        self._progress.ended(name, status, cause)
-        if self._tracker is not None and run is not None:
-            self._tracker.trial_done(run)
+        for name in self._names_of(trial):
+            run = self._known.get(name)
+            self._ended(name, "failed" if run is None else _note_failure(run, cause), cause)
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """See Ray Tune; a trial that the scheduler ends hears of it only after this."""
-        name, run = self._name(trial), self._known.get(self._name(trial))
+        names = self._names_of(trial)
+        if len(names) > 1:
+            return  # each has ended by itself
+        name, run = names[0], self._known.get(names[0])
         if not trial.last_result.get(FINISHED):
             if run is not None and run.folder.is_dir():
                 atomic_write(run.folder / ENDED_BY_SCHEDULER, b"")
             self._progress.ended(name, "finished", "ended early by the scheduler")
             return  # its folder is complete only when its process has put it away
-        self._progress.ended(name, "finished", None)
+        self._ended(name, "finished", None)
+
+    def _ended(self, name: str, status: str, remark: str | None) -> None:
+        self._progress.ended(name, status, remark)
+        run = self._known.get(name)
         if self._tracker is not None and run is not None:
             self._tracker.trial_done(run)
 
-    def _name(self, trial: TuneTrial) -> str:
+    def _names_of(self, trial: TuneTrial) -> list[str]:
+        """List a trial's folder, and those of the trials that are played with it."""
         if self._names:
-            return self._names[place_of(trial.trial_id)]
-        return str(trial.config[TRIAL][SPEC].folder.name)
+            return [self._names[place_of(trial.trial_id)]]
+        own = trial.config[TRIAL]
+        return [str(spec.folder.name) for spec in (own[SPEC], *own.get(OTHERS, ()))]
 
 
 def cause_of(trial: TuneTrial) -> str:

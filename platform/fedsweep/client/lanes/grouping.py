@@ -46,22 +46,28 @@ class Lanes:
         self._notes = dict.fromkeys(self._notes, True)
         return new
 
-    def take(self, lanes: Sequence[Lane]) -> dict[int, Taken]:
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """List all that could not be done in lanes."""
+        return tuple(self._notes)
+
+    def take(self, lanes: Sequence[Lane]) -> dict[Lane, Taken]:
         """Take the steps that are due.
 
         Returns:
-            By client what it has taken; who is missing has not been changed.
+            What each client has taken; who is missing has not been changed.
         """
-        groups: dict[Hashable, list[Lane]] = {}
+        groups: dict[tuple[Hashable, float], list[Lane]] = {}
         for lane in lanes:
             key = lane.key()
             reason = lane_refused(self._side, lane) or self._refused.get(key)
             if reason is None:
-                groups.setdefault(key, []).append(lane)
+                # A tile has one rate; runs that share tiles may be at different rounds of a schedule.
+                groups.setdefault((key, lane.learning_rate), []).append(lane)
             else:
                 self._note(alone(reason))
-        taken: dict[int, Taken] = {}
-        for key, group in groups.items():
+        taken: dict[Lane, Taken] = {}
+        for (key, _), group in groups.items():
             # Those with equally many steps side by side, so that few lanes idle.
             waiting = sorted(group, key=lambda lane: (-len(lane.sizes), lane.facts.client))
             while waiting and key not in self._refused:
@@ -70,7 +76,7 @@ class Lanes:
                 waiting = waiting[len(done) :]
         return taken
 
-    def _together(self, key: Hashable, lanes: Sequence[Lane]) -> dict[int, Taken]:
+    def _together(self, key: Hashable, lanes: Sequence[Lane]) -> dict[Lane, Taken]:
         """Return the steps of a tile's clients; nothing where they have to be tried again, or can't be had."""
         try:
             tile = self._tile(key, lanes[0])
@@ -89,7 +95,7 @@ class Lanes:
             self._note(alone(self._refused[key]))
             return {}
         return {
-            lane.facts.client: Taken(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
+            lane: Taken(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
             for k, lane in enumerate(lanes)
         }
 

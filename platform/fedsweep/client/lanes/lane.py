@@ -21,9 +21,9 @@ from fedsweep.trees import Inputs
 TENSOR = "<tensor>"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Lane:
-    """A client's part in a joint step.
+    """A client's part in a joint step; equal to itself alone.
 
     Attributes:
         facts: What it knows of itself.
