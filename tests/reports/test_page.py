@@ -329,6 +329,13 @@ def test_the_front_leaves_out_what_is_beaten_and_what_failed(tmp_path: Path) -> 
     assert [row[0][0] for row in row_texts(page, "Table of the Pareto front")] == ["cheap", "dear"]
 
 
+def test_ends_that_sent_the_same_stand_on_an_axis_from_zero_in_bytes(tmp_path: Path) -> None:
+    for name, accuracy in (("a", 0.4), ("b", 0.6)):
+        write_run(tmp_path / "runs" / name, (accuracy,), name=name, lr=accuracy)
+    axis = report(tmp_path).data["front"]["layout"]["xaxis"]
+    assert (axis["ticksuffix"], axis["rangemode"]) == ("B", "tozero")
+
+
 def test_what_is_not_finite_is_left_out_of_the_figures(tmp_path: Path) -> None:
     infinite = {"test_loss": None, "validation_accuracy": float("inf"), "sim_time_s": float("nan")}
     write_run(tmp_path / "runs" / "a", (0.5, float("nan")), rounds=infinite, best_test_accuracy="much", versions=[1])

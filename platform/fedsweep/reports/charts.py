@@ -28,7 +28,7 @@ HEIGHT = 420
 _LINE = 34
 # Of so many whole numbers each has its tick; Plotly would put halves between them.
 FEW_TICKS = 12
-SENT = {"title": {"text": "bytes sent, both ways"}, "tickformat": "~s", "hoverformat": ".4~s"}
+SENT = {"title": {"text": "bytes sent, both ways"}, "tickformat": "~s", "hoverformat": ".4~s", "ticksuffix": "B"}
 PERCENT = {"tickformat": ".4~p", "hoverformat": ".2%"}
 _TITLE = {"standoff": 8}
 _AXIS = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "title": _TITLE}

@@ -216,7 +216,7 @@ def _of_figure(
 
 def _axis(axis: str, style: Mapping[str, Any], *, dtick: int | None = None) -> dict[str, Any]:
     """Return an axis' style by dotted key; what another choice left is overwritten."""
-    whole = {"tickformat": "", "hoverformat": "", "dtick": dtick, **style}
+    whole = {"tickformat": "", "hoverformat": "", "ticksuffix": "", "dtick": dtick, **style}
     title = whole.pop("title")["text"]
     return {f"{axis}.title.text": title, f"{axis}.uirevision": title, **{f"{axis}.{k}": v for k, v in whole.items()}}
 
@@ -274,7 +274,8 @@ def front_charts(
 
 def _bytes_scale(sent: Sequence[float]) -> dict[str, Any]:
     if max(sent) <= 4 * min(sent):
-        return {}
+        # Around equal ends Plotly would write the same figure at each tick.
+        return {"rangemode": "tozero"} if max(sent) <= 1.01 * min(sent) else {}
     # A short axis: Plotly would write 2 and 5 for 20 and 50 million.
     return {"type": "log", "dtick": "D2" if max(sent) < 50 * min(sent) else 1}
 
