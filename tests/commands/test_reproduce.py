@@ -355,9 +355,10 @@ def test_a_table_takes_over_what_one_beside_it_has_finished(
     code, out, err = fedsweep("reproduce", path, "--out", "part")
     assert code == 0 and "2 of 2 runs have finished in whole already and are taken over" in err
     assert "nothing is run" in err and "2 of 2 cells measured" in out
-    cells = json.loads((tmp_path / "part" / "measured.json").read_text())["cells"]
+    tree = json.loads((tmp_path / "part" / "measured.json").read_text())
+    assert any("2 of 2 runs were not made for this table: they are those of whole" in note for note in tree["notes"])
     # Its own target counts, which the runs were made without.
-    assert [cell["measured"]["rounds"]["count"] for cell in cells] == [1, 1]
+    assert [cell["measured"]["rounds"]["count"] for cell in tree["cells"]] == [1, 1]
     first = tmp_path / "part" / "0001-FedAvg_even_seed=0"
     assert (first / "rounds.parquet").read_bytes() == (made / first.name / "rounds.parquet").read_bytes()
     with monkeypatch.context() as patch:

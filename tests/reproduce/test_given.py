@@ -89,6 +89,9 @@ def test_runs_of_other_code_stand_alone_but_not_beside_runs_to_come(kept: Path) 
         taken_from_files([str(kept)], {OTHER: {"fedsweep": "1"}}, allow_changed_code=False)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("shared_ray")
 def test_a_table_goes_on_in_portions_from_its_files_alone(table_path: Path, tmp_path: Path) -> None:
     """One seed here, the other there; then both without a run, and the same again after --resume."""
 

@@ -61,14 +61,10 @@ def kept_sessions(process: subprocess.Popen[str]) -> list[Path]:
     return [folder for folder in dead_sessions() if folder.name.endswith(f"_{process.pid}")]
 
 
-def test_a_sweep_whose_driver_is_killed_twice_ends_as_if_it_had_not(tmp_path: Path, config: Path) -> None:
+def test_a_sweep_whose_driver_is_killed_ends_as_if_it_had_not(tmp_path: Path, config: Path) -> None:
     folder = tmp_path / "s"
     process = start(config, "--out", folder)
-    wait_for(folder, "0*/checkpoints/round-*.json", process, count=2)
-    process.kill()
-    process.communicate()
-    process = start("--resume", "--out", folder)
-    wait_for(folder, "0*/result.json", process)
+    wait_for(folder, "0*/result.json", process)  # one trial has finished, others have not
     process.kill()
     assert f"go on with --resume (in {folder})" in process.communicate()[0].splitlines()[-1]
     (left,) = kept_sessions(process)
