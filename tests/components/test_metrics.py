@@ -127,6 +127,10 @@ def test_the_configuration_wins_over_the_declaration_and_the_folder_keeps_both()
         ("macro_f2", r"evaluation.metrics: unknown metric 'macro_f2'; did you mean 'macro_f1'"),
         ("nowhere:f1", r"evaluation.metrics: metric 'nowhere:f1': the module 'nowhere' cannot be imported"),
         ("math:pi", r"must be callable"),
+        (
+            "os:getcwd",
+            r"metric 'os:getcwd' must take the outputs and the targets of the test, but: too many positional",
+        ),
         ("fedsweep.components.metrics:macro_f1", r"the column 'macro_f1' would be there twice"),
         ("somewhere:train_loss", r"the column 'train_loss' would be there twice"),
     ],

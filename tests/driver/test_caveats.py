@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
@@ -77,8 +78,14 @@ def test_a_seed_that_ended_at_chance_says_so_and_one_that_learned_does_not(tmp_p
     plan = plan_run(load_config(learned))
     assert run_plan(plan, tmp_path / "learned")["remarks"] == []
     (*before, last) = RunFolder(tmp_path / "learned").read_rounds()
-    (sentence,) = caveats(plan.experiment, [*before, replace(last, test_accuracy=37 / 360)])
+    model = torch.tensor([0.5, -0.75])
+    (sentence,) = caveats(plan.experiment, [*before, replace(last, test_accuracy=37 / 360)], model)
     assert (
         sentence.startswith("the run ended at chance: an accuracy of 0.1028") and "largest class has 0.1028" in sentence
     )
-    assert not caveats(plan.experiment, [*before, replace(last, test_accuracy=38 / 360)])
+    assert not caveats(plan.experiment, [*before, replace(last, test_accuracy=38 / 360)], model)
+    broken = [*before, replace(last, test_loss=math.nan, test_accuracy=math.nan)]
+    (sentence,) = caveats(plan.experiment, broken, model)
+    assert sentence.endswith("learning rate, or, as its values are 0.75 at most, look into the network")
+    (sentence,) = caveats(plan.experiment, broken, model * math.nan)
+    assert sentence.endswith("learning rate")

@@ -8,12 +8,13 @@ Shape letters: S test samples, C classes.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fedsweep.errors import ComponentError, FedsweepError, InvariantError
+from fedsweep.errors import ComponentError, ConfigError, FedsweepError, InvariantError
 from fedsweep.guard import place_of, wrong
 from fedsweep.tasks.declaration import SHARE, Declaration
 
@@ -101,7 +102,18 @@ class Metric:
 
     @classmethod
     def of(cls, name: str, function: Function, *, changes: Mapping[str, Any]) -> Metric:
-        """A metric as its function declares it, but for what the configuration says otherwise: mode, unit, chance."""
+        """A metric as its function declares it, but for what the configuration says otherwise: mode, unit, chance.
+
+        Raises:
+            ConfigError: The function does not take what a metric is given.
+        """
+        try:
+            inspect.signature(function).bind("outputs", "targets")
+        except TypeError as error:
+            rule = f"evaluation.metrics: metric {name!r} must take the outputs and the targets of the test"
+            raise ConfigError(f"{rule}, but: {error}") from None
+        except ValueError:
+            pass  # what is written in C may have no signature
         declared = getattr(function, _MARK, None)
         declaration = declared if isinstance(declared, Declaration) else Declaration()
         changed = {key: value for key, value in changes.items() if value is not None}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, InvariantError
@@ -14,14 +15,23 @@ from fedsweep.guard import hook_of
 from fedsweep.records import RoundRecord
 
 
-def caveats(experiment: Experiment, records: Sequence[RoundRecord]) -> list[str]:
-    """Return the warnings that a reader of a finished run's result needs before its figures, a sentence each."""
+def caveats(experiment: Experiment, records: Sequence[RoundRecord], vector: Tensor) -> list[str]:
+    """Return the warnings that a reader of a finished run's result needs before its figures, a sentence each.
+
+    Args:
+        experiment: The run's.
+        records: Its rounds.
+        vector: The last model [P].
+    """
     sentences = []
     if broken := [record.round for record in records if _computes_nan(record)]:
         rounds = f"round {broken[0]}" + (f" and {len(broken) - 1} more" if len(broken) > 1 else "")
+        largest = float(vector.abs().max()) if len(vector) else math.nan
+        # Large values overflow in a layer; small ones do not, and the network alone makes NaN of them.
+        other = f", or, as its values are {largest:.3g} at most, look into the network" if largest < math.inf else ""
         sentences.append(
             f"the model of {rounds} computes NaN, so it has no accuracy there; {_maker(experiment)} made it: lower the"
-            " server's or the clients' learning rate"
+            f" server's or the clients' learning rate{other}"
         )
     if records and not any(record.attendees for record in records):
         worked = "nobody's training counted" if any(record.local_steps for record in records) else "nobody trained"

@@ -324,7 +324,7 @@ class RunSession:
         return result
 
     def _remarks(self, state: RunState) -> list[str]:
-        own = [*notes_after(self._experiment, state), *caveats(self._experiment, state.records)]
+        own = [*notes_after(self._experiment, state), *caveats(self._experiment, state.records, state.vector)]
         own += decisions_in_words(self._experiment, state)
         return [*own, *self._settings.facts.get("sources_changed", ())]
 
