@@ -139,7 +139,7 @@ class _Part(threading.Thread, Generic[_Outcome]):
         return self._outcomes[0]
 
 
-def _step(parts: Sequence[_Part], pool: Lanes) -> None:  # type: ignore[type-arg]
+def _step(parts: Sequence[_Part[_Outcome]], pool: Lanes) -> None:
     """Step the clients of all parts that wait for the same lanes."""
     try:
         taken = pool.take([lane for part in parts for lane in part.due])
