@@ -19,9 +19,10 @@ from fedsweep.driver.observers import Observer
 from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
 from fedsweep.tracking.mlflow_observer import MlflowObserver
-from fedsweep.tracking.mlflow_run import MlflowRun, Point
+from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import sqlite_uri
 from fedsweep.tracking.mlflow_sync import FolderSync
+from fedsweep.tracking.rows import Point
 
 TINY = """
 name: tiny

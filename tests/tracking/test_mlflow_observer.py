@@ -249,7 +249,7 @@ def test_a_resume_with_another_config_keeps_the_params(store: Path, folder: Path
     assert (params["seed"], params["new"]) == ("0", "1")
 
 
-@pytest.mark.parametrize("spoil", ["{", "[]", '{"uri": "http://elsewhere", "run_id": "x"}', "deleted", "unknown"])
+@pytest.mark.parametrize("spoil", ["{", "[]", '{"uri": "http://elsewhere", "mark": "x"}', "deleted", "unknown", "odd"])
 def test_without_the_earlier_run_a_new_one_has_everything(store: Path, folder: Path, spoil: str) -> None:
     first = Played(store, folder)
     assert first.run_id is not None
@@ -257,12 +257,12 @@ def test_without_the_earlier_run_a_new_one_has_everything(store: Path, folder: P
     if spoil == "deleted":
         open_store(sqlite_uri(store)).delete_run(first.run_id)
     else:
-        text = json.dumps(ids | {"run_id": "0" * 32}) if spoil == "unknown" else spoil
-        (folder / "mlflow.json").write_text(text)
+        wrong = {"unknown": {"mark": "0" * 32}, "odd": {"mark": "x' or '1'='1"}}
+        (folder / "mlflow.json").write_text(json.dumps(ids | wrong[spoil]) if spoil in wrong else spoil)
     second = Played(store, folder, records=(record(1),))
     assert second.run_id != first.run_id
     again = json.loads((folder / "mlflow.json").read_text())
-    assert again == ids | {"run_id": second.run_id, "mark": again["mark"]}
+    assert again == ids | {"mark": again["mark"]}
     assert points(store, second, "lr") == [(1, 0.1)]
 
 
@@ -465,11 +465,12 @@ def test_a_server_that_means_no_good_holds_nobody_up(
 
 def test_a_batch_whose_fate_is_unknown_is_asked_for(store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is lost once before and once after the store has taken the batch."""
-    log_batch, lost = MlflowClient.log_batch, ["before", "after"]
+    log_batch, lost, sent = MlflowClient.log_batch, ["before", "after"], list[int]()
 
     def breaks(client: MlflowClient, *arguments: Any, metrics: Any = (), **options: Any) -> None:
         when = lost.pop(0) if metrics and lost else "never"
         if when != "before":
+            sent.extend(metric.step for metric in metrics if metric.key == "lr")
             log_batch(client, *arguments, metrics=metrics, **options)
         if when != "never":
             raise OSError("the line is dead")
@@ -480,17 +481,26 @@ def test_a_batch_whose_fate_is_unknown_is_asked_for(store: Path, folder: Path, m
         with pytest.raises(OSError, match="dead"):
             run.round_done(record(number))
     run.round_done(record(3))
-    assert lost == [] and [step for step, _ in points(store, run, "lr")] == [1, 2, 3]
+    assert lost == [] and sent == [step for step, _ in points(store, run, "lr")] == [1, 2, 3]
     assert len(points(store, run, "by_bytes/test_accuracy")) == 3
 
 
-def test_a_run_whose_id_was_not_noted_is_found_again(store: Path, folder: Path) -> None:
-    first = Played(store, folder, records=(record(1),))
-    ids = json.loads((folder / "mlflow.json").read_text())
-    (folder / "mlflow.json").write_text(json.dumps({key: ids[key] for key in ids if key != "run_id"}))
-    second = Played(store, folder, records=(record(1), record(2)))
-    assert second.run_id == first.run_id and number_of_runs(store) == 1
-    assert [step for step, _ in points(store, second, "lr")] == [1, 2]
+def test_a_run_of_which_the_store_never_told_is_found_again(
+    store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = MlflowClient.create_run
+
+    def breaks(*arguments: Any, **options: Any) -> None:
+        create(*arguments, **options)
+        raise OSError("the line is dead")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_run", breaks)
+        with pytest.raises(OSError, match="dead"):
+            Played(store, folder)
+    run = Played(store, folder, records=(record(1), record(2)))
+    assert number_of_runs(store) == 1
+    assert [step for step, _ in points(store, run, "lr")] == [1, 2]
 
 
 def test_a_run_that_its_folder_cannot_name_is_not_left_in_the_store(store: Path, folder: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import time
@@ -47,7 +46,7 @@ def finished(one: RunInfo, rounds: int, *, timestamp_ms: int = 0) -> None:
     run.write_result({"status": "finished", "rounds": rounds})
 
 
-Make = Callable[[], SweepTracker]
+Make = Callable[..., SweepTracker]
 
 
 @pytest.fixture
@@ -57,8 +56,8 @@ def make(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     folder = tmp_path / "sweep"
     folder.mkdir()
 
-    def begin() -> SweepTracker:
-        tracker = SweepTracker(uri=sqlite_uri(store), experiment="e", folder=folder, warn=pytest.fail, every_s=0.01)
+    def begin(every_s: float = 0.01) -> SweepTracker:
+        tracker = SweepTracker(uri=sqlite_uri(store), experiment="e", folder=folder, warn=pytest.fail, every_s=every_s)
         tracker.start(name="s", config={"seed": 0}, tags={})
         return tracker
 
@@ -131,10 +130,11 @@ def test_rounds_come_from_the_folder_while_a_trial_runs(make: Make, store: Path,
 
 
 def test_rounds_that_are_played_again_after_a_retry_are_logged_once(make: Make, store: Path, tmp_path: Path) -> None:
-    tracker, one = make(), trial(tmp_path / "sweep", 1)
+    tracker, one = make(every_s=60.0), trial(tmp_path / "sweep", 1)
     for last in (3, 1, 2, 4):  # the checkpoint held one
         RunFolder(one.folder).write_rounds([record(k, timestamp_ms=10 * last + k) for k in range(1, last + 1)])
-        tracker._send(one, is_over=False)
+        tracker.round_done(one)
+        tracker._syncs[one.folder.name].send()
     finished(one, 4, timestamp_ms=99)
     tracker.finish([one], status="finished")
     assert steps(store, "train_loss") == expected([one], 4)
@@ -171,18 +171,6 @@ def test_no_point_is_lost_or_doubled_when_two_drivers_die(make: Make, store: Pat
 @pytest.mark.exhaustive
 def test_sixty_trials_of_twenty_rounds_have_each_point_once(make: Make, store: Path, tmp_path: Path) -> None:
     interrupted_twice(make, store, tmp_path / "sweep", num_trials=60, rounds=20)
-
-
-def test_a_child_whose_id_was_not_noted_is_found_again(make: Make, store: Path, tmp_path: Path) -> None:
-    tracker, one = make(), trial(tmp_path / "sweep", 1)
-    played(tracker, [one], [record(1)])
-    kill(tracker)
-    ids = json.loads((one.folder / "mlflow.json").read_text())
-    (one.folder / "mlflow.json").write_text(json.dumps({key: ids[key] for key in ids if key != "run_id"}))
-    finished(one, 2)
-    make().finish([one], status="finished")
-    assert len(children(store)) == 1
-    assert steps(store, "train_loss") == expected([one], 2)
 
 
 def test_a_trial_that_is_logged_completely_is_left_alone(

@@ -26,34 +26,28 @@ _FOLLOWS = re.compile(r"^down_revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
 def schema_version() -> str | None:
     """Return the newest migration of the installed MLflow, which no other follows; None where that is not clear."""
     package = importlib.util.find_spec("mlflow")
-    places = [] if package is None else package.submodule_search_locations or []
-    texts = [
-        file.read_text(encoding="utf-8")
-        for place in places
-        for file in Path(place).glob("store/db_migrations/versions/*.py")
-    ]
-    all_of_them = {match[1] for text in texts if (match := _REVISION.search(text))}
+    places = (package.submodule_search_locations if package else None) or []
+    texts = [file.read_text() for place in places for file in Path(place).glob("store/db_migrations/versions/*.py")]
     followed = {match[1] for text in texts if (match := _FOLLOWS.search(text))}
-    newest = all_of_them - followed
+    newest = {match[1] for text in texts if (match := _REVISION.search(text))} - followed
     return newest.pop() if len(newest) == 1 else None
 
 
-def has_schema(path: Path, version: str | None) -> bool:
-    """Check that a sqlite file is a store of this version."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
-        return [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")] == [version]
-    return False
+def has_schema(connection: sqlite3.Connection) -> bool:
+    """Check that a store is of the installed MLflow's version."""
+    return [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")] == [schema_version()]
 
 
 def copy_empty_store(path: Path) -> bool:
     """Copy the empty store that the installed MLflow has made before to a file; False where there is none."""
     place = _place()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, sqlite3.Error):
         if place is not None and place.is_file():
             shutil.copyfile(place, path)
-            if has_schema(path, schema_version()):
-                return True
-            path.unlink()
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                if has_schema(connection):
+                    return True
+    path.unlink(missing_ok=True)
     return False
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.background import SILENT_S, BackgroundCall
-from fedsweep.tracking.mlflow_run import note_begun
+from fedsweep.tracking.mlflow_run import note_complete
 from fedsweep.tracking.mlflow_store import check_store, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync
 
@@ -51,69 +51,51 @@ class MlflowObserver(Observer):
         self._uri, self._experiment = uri, experiment
         self._every_s, self._patience_s, self._silent_s = every_s, patience_s, silent_s
         self._warn = warn
-        self._info: RunInfo | None = None
-        self._sync: FolderSync | None = None
-        self._status = ""
-        self._over = threading.Event()
-        self._call: BackgroundCall[None] | None = None
-        self._trouble = ""
+        self._status, self._over = "", threading.Event()
+        self._begun: tuple[FolderSync, BackgroundCall[None]] | None = None
 
     @property
     def run_id(self) -> str | None:
         """The run's id in MLflow; None as long as it could not be begun."""
-        return self._sync.run_id if self._sync else None
+        return self._begun[0].run_id if self._begun else None
 
     def check(self) -> None:
         check_store(self._uri, experiment=self._experiment)
 
     def started(self, info: RunInfo) -> None:
-        self._info, self._sync = info, FolderSync(self._uri, experiment=self._experiment, info=info)
-        note_begun(info.folder)
-        self._over.clear()
-        self._call = BackgroundCall(self._follow)
+        note_complete(info.folder, complete=False)
+        sync = FolderSync(self._uri, experiment=self._experiment, info=info)
+        self._begun = sync, BackgroundCall(lambda: self._follow(sync))
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
-        if self._info is None or self._sync is None or self._call is None:
+        if self._begun is None:
             return  # the run failed before it started
-        self._status = status
+        (sync, call), self._status = self._begun, status
         self._over.set()
-        sync, call = self._sync, self._call
-        if self._tried(lambda: call.wait(silent_s=self._silent_s)):
-            return
-        where, folder = f"the MLflow run {self.run_id or '(never begun)'} in {self._uri}", self._info.folder
-        # A run that failed may have done so at its folder.
-        has = "" if status == "failed" else f" {folder} has everything, and"
-        lacking = _listed(sync, self._trouble)
-        self._warn(f"{where} lacks {lacking} ({self._trouble});{has} fedsweep sync {folder} logs what is missing")
+        try:
+            call.wait(silent_s=self._silent_s)
+        except Exception as error:  # MLflow's, SQLAlchemy's, requests' and the system's
+            folder = sync.folder
+            # A run that failed may have done so at its folder.
+            has = "" if status == "failed" else f" {folder} has everything, and"
+            self._warn(
+                f"the MLflow run {sync.run_id or '(never begun)'} in {self._uri} lacks {sync.lacking()}"
+                f" ({reason_of(error)});{has} fedsweep sync {folder} logs what is missing"
+            )
 
-    def _follow(self) -> None:
+    def _follow(self, sync: FolderSync) -> None:
         """Send what there is, again and again, and everything at the end."""
-        sync, pause, warned = self._sync, self._every_s, False
-        assert sync is not None
+        pause, warned = self._every_s, False
         while not self._over.wait(pause):
             began = time.monotonic()
-            if not self._tried(sync.send) and not warned:
+            try:
+                sync.send()
+            except Exception as error:
+                if not warned:
+                    self._warn(f"MLflow: {reason_of(error)}; training goes on, and logging is tried again")
                 warned = True
-                self._warn(f"MLflow: {self._trouble}; training goes on, and logging is tried again")
             pause = max(self._every_s, _REST * (time.monotonic() - began))
         status = ""
         while status != self._status:  # whoever is interrupted while this goes on has ended otherwise
             status = self._status
             sync.send(status, patience_s=self._patience_s)
-
-    def _tried(self, call: Callable[[], object]) -> bool:
-        """Try a call; true where it went well. MLflow's, SQLAlchemy's, requests' and the system's trouble is noted."""
-        try:
-            call()
-        except Exception as error:
-            self._trouble = reason_of(error)
-            return False
-        return True
-
-
-def _listed(sync: FolderSync, trouble: str) -> str:
-    try:
-        return ", ".join(sync.lacking())
-    except Exception as error:  # a folder that is gone or damaged
-        reason = reason_of(error)
-        return "some of its rounds, its files or its status" + (f" ({reason})" if reason != trouble else "")

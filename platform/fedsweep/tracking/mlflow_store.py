@@ -30,7 +30,7 @@ from fedsweep.config.credentials import check_no_credentials
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.processes import silenced
 from fedsweep.runs.background import SILENT_S, BackgroundCall, NoAnswer
-from fedsweep.tracking.mlflow_empty import copy_empty_store, has_schema, keep_empty_store, schema_version
+from fedsweep.tracking.mlflow_empty import copy_empty_store, has_schema, keep_empty_store
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -148,13 +148,10 @@ def _check(uri: str, experiment: str | None) -> None:
     if not needs_mlflow(uri, experiment=experiment):
         return
     path = sqlite_path(uri)
-    with quiet_mlflow():
-        # Only a process that knows the lock could be creating the file at this moment.
-        if path is not None and _lock_path(path).exists():
-            with _locked(path):
-                client = _client(uri)
-        else:
-            client = _client(uri)
+    # Only a process that knows the lock could be creating the file at this moment.
+    turn = _locked(path) if path is not None and _lock_path(path).exists() else contextlib.nullcontext()
+    with quiet_mlflow(), turn:
+        client = _client(uri)
         try:
             entry = client.get_experiment_by_name(experiment) if experiment is not None else None
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike
@@ -169,17 +166,12 @@ def _check(uri: str, experiment: str | None) -> None:
 def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
     """Check if only MLflow, which takes long to import, can tell that a run can be tracked."""
     path = sqlite_path(uri)
-    return path is None or (_has_tables(path) and not _is_in_order(path, experiment))
-
-
-def _is_in_order(path: Path, experiment: str | None) -> bool:
-    """Check for the installed MLflow's schema and no deleted experiment of that name; else MLflow judges."""
+    if path is None or not _has_tables(path):
+        return path is None
     deleted = "SELECT count(*) FROM experiments WHERE name = ? AND lifecycle_stage <> 'active'"
-    try:
-        with contextlib.closing(sqlite3.connect(path)) as connection:
-            return has_schema(path, schema_version()) and connection.execute(deleted, (experiment,)).fetchone() == (0,)
-    except sqlite3.Error:
-        return False
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
+        return not has_schema(connection) or connection.execute(deleted, (experiment,)).fetchone() != (0,)
+    return True
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S, answer_s: float = SILENT_S) -> None:
@@ -248,9 +240,7 @@ def quiet_mlflow() -> Iterator[None]:
 def _client(uri: str, *, named: str | None = None) -> MlflowClient:
     try:
         from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise ResourceError(f"mlflow cannot be imported ({error}); install it or set tracking.uri: none") from error
-    try:
+
         _bound_answers()
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
@@ -373,17 +363,13 @@ def _locked(path: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(_lock_path(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=_CREATION_S)
+        with FileLock(_lock_path(path), timeout=_CREATION_S):
+            yield
     except Timeout as error:
         raise ResourceError(
-            f"{lock.lock_file}: another process has held this lock for {_CREATION_S:.0f} s; end it"
+            f"{_lock_path(path)}: another process has held this lock for {_CREATION_S:.0f} s; end it"
         ) from error
     except OSError as error:
         raise _unusable(sqlite_uri(path), error) from error
-    try:
-        yield
-    finally:
-        lock.release()

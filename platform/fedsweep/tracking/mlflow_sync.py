@@ -29,9 +29,10 @@ from fedsweep.runs.run_folder import (
     TRAFFIC,
     RunFolder,
 )
+from fedsweep.runs.targets import TargetWatch
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, is_complete, key_text, note_complete
-from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, reason_of, resolve_uri
-from fedsweep.tracking.rows import TrackedRow, TrackedRows, telling
+from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, quiet_mlflow, reason_of, resolve_uri
+from fedsweep.tracking.rows import Point, TrackedRow, telling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +58,7 @@ class FolderSync:
         self._rows: list[TrackedRow] = []
         self._sent_rounds: set[int] = set()
         self._has_files = self._has_status = False
+        self.folder = info.folder
         self.run_id: str | None = None
 
     def send(self, status: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
@@ -70,98 +72,100 @@ class FolderSync:
             Exception: Of MLflow, SQLAlchemy, requests or the system; what was not sent is sent by the next call.
         """
         try:
-            self._send(status, patience_s)
+            probe_store(self._uri, patience_s=patience_s)
+            with quiet_mlflow():
+                self._send(status)
         except BaseException:
             self._run = None  # what became of the last batch, only the store knows
             raise
 
-    def _send(self, status: str | None, patience_s: float) -> None:
-        probe_store(self._uri, patience_s=patience_s)
+    def _send(self, status: str | None) -> None:
         run = self._begun()
         try:
-            self._send_rounds(run)
+            self._read_rows()
         except OutputError:  # the folder is damaged, and so it stays
             if status is not None:
                 run.end(status)
             raise
-        if status is not None:
-            self._end(run, status)
+        infinite = {name: text for row in reversed(self._rows) for name, text in row.infinite().items()}
+        tags = {key_text(f"infinite.{name}"): text for name, text in infinite.items()}
+        for points in self._batches():
+            run.log_points(points, tags)
+            self._sent_rounds = {*run.rounds}
+        if status is None:
+            return
+        try:
+            self._send_files(run)
+        finally:  # no file that can't be sent keeps the run open
+            run.end(status)
+            self._has_status = True
+        note_complete(self.folder, complete=True)
 
-    def _send_rounds(self, run: MlflowRun) -> None:
-        self._read_rows()
-        tags = {key_text(f"infinite.{k}"): text for row in reversed(self._rows) for k, text in row.infinite().items()}
-        for rows in self._batches(run.rounds):
-            run.log_points([point for row in rows for point in row.points()], tags)
-            self._sent_rounds = set(run.rounds)
-
-    def lacking(self) -> list[str]:
-        """List the run's parts that are not in the store, as far as it has answered."""
-        self._read_rows()
+    def lacking(self) -> str:
+        """Name the run's parts that are not in the store, as far as it has answered."""
+        try:
+            self._read_rows()
+        except Exception:  # the folder is gone or damaged
+            return "some of its rounds, its files or its status"
         rounds = [row.record.round for row in self._rows if row.record.round not in self._sent_rounds]
         missing = (
             [f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"] if rounds else []
         )
         if not self._has_files:
             missing.append("some of its files" if self._has_status else "its files")
-        return missing if self._has_status else [*missing, "its status"]
+        return ", ".join(missing if self._has_status else [*missing, "its status"])
 
     def _begun(self) -> MlflowRun:
         if self._run is None:
             info = self._info
             run = MlflowRun.begin(
-                self._uri, experiment=self._experiment, name=info.name, tags=info.tags, folder=info.folder
+                self._uri, experiment=self._experiment, name=info.name, tags=info.tags, folder=self.folder
             )
-            self.run_id, self._sent_rounds = run.run_id, set(run.rounds)
+            self.run_id, self._sent_rounds = run.run_id, {*run.rounds}
             self._has_files = self._has_status = False
             run.log_params(telling(info.config))
             run.log_dataset(info.config)
             self._run = run
         return self._run
 
-    def _end(self, run: MlflowRun, status: str) -> None:
-        """Send the files and end the run, which no file that can't be sent keeps open."""
-        try:
-            _log_files(run, self._info.folder)
-            self._has_files = True
-        finally:
-            run.end(status)
-            self._has_status = True
-        with contextlib.suppress(OSError):  # then it is sent again, which changes nothing
-            note_complete(self._info.folder)
-
-    def _batches(self, sent: set[int]) -> Iterator[list[TrackedRow]]:
-        """Yield the rounds that are to be sent, in their order, as many at once as one batch takes, at least one."""
-        rows: list[TrackedRow] = []
-        size = 0
+    def _batches(self) -> Iterator[list[Point]]:
+        """Yield the points of rounds that the store has not got, whole rounds in their order, at least one at once."""
+        batch: list[Point] = []
         for row in self._rows:
-            if row.record.round in sent:
+            if row.record.round in self._sent_rounds:
                 continue
-            if rows and size + len(row.points()) > METRICS_PER_BATCH:
-                yield rows
-                rows, size = [], 0
-            rows.append(row)
-            size += len(row.points())
-        if rows:
-            yield rows
+            points = row.points()
+            if batch and len(batch) + len(points) > METRICS_PER_BATCH:
+                yield batch
+                batch = []
+            batch += points
+        if batch:
+            yield batch
 
     def _read_rows(self) -> None:
         """Read the rounds again where they were written since."""
-        folder = RunFolder(self._info.folder)
+        folder = RunFolder(self.folder)
         if not folder.has_rounds():
             return
-        at = (folder.path / ROUNDS).stat()
+        at = (self.folder / ROUNDS).stat()
         if self._read_at != (at.st_mtime_ns, at.st_size):
-            maker = TrackedRows(self._info.targets)
-            self._rows = [maker.row(record) for record in folder.read_rounds()]
+            targets = TargetWatch(self._info.targets)
+            self._rows = [TrackedRow(record=one, reached=targets.see(one)) for one in folder.read_rounds()]
             self._read_at = (at.st_mtime_ns, at.st_size)
 
+    def _send_files(self, run: MlflowRun) -> None:
+        for path in (self.folder / name for name in _ARTIFACTS):
+            if path.is_file():
+                run.log_file(path)
+        for path in sorted((self.folder / PICTURES).glob("*.png")):
+            run.log_file(path, into=PICTURES)
+        self._has_files = True
 
-def _log_files(run: MlflowRun, folder: Path) -> None:
-    for path in (folder / name for name in _ARTIFACTS):
-        if path.is_file():
-            run.log_file(path)
-    for path in sorted((folder / PICTURES).glob("*.png")):
-        run.log_file(path, into=PICTURES)
+
+def status_in(folder: Path) -> str:
+    """Return how a run ended, by its folder: whoever was killed could not write it."""
+    run = RunFolder(folder)
+    return str(run.read_result()["status"]) if run.has_result() else "killed"
 
 
 def complete(folder: Path, config: Config) -> str:
@@ -182,15 +186,12 @@ def complete(folder: Path, config: Config) -> str:
     if (folder.parent / PLAN).exists():
         raise OutputError(f"{folder}: fedsweep sweep --resume --out {folder.parent} logs what MLflow lacks of it")
     with sole_writer(folder):
-        run, sync = RunFolder(folder), _sync_of(folder, config, uri)
+        sync, status = _sync_of(folder, config, uri), status_in(folder)
         check_store(uri, experiment=config.tracking.experiment)
-        # Whoever was killed could not write how the run ended.
-        status = run.read_result()["status"] if run.has_result() else "killed"
         try:
             BackgroundCall(lambda: sync.send(status)).wait(at_most_s=None)
         except Exception as error:
-            lacking = ", ".join(sync.lacking())
-            raise ResourceError(f"{folder}: MLflow still lacks {lacking} ({reason_of(error)})") from error
+            raise ResourceError(f"{folder}: MLflow still lacks {sync.lacking()} ({reason_of(error)})") from error
     return "MLflow has everything of it now"
 
 

@@ -6,26 +6,32 @@ They show its configuration's telling keys, and a round with what it reached; so
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsweep.runs.tables.rounds import scalar_figures
-from fedsweep.runs.targets import Crossing, TargetWatch, target_key
-from fedsweep.tracking.mlflow_run import Point
+from fedsweep.runs.targets import Crossing, target_key
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
-BY_BYTES = "by_bytes/"
 # What is worth a second look by bytes: what was learnt. What was spent is asked for by round.
-_LEARNT = ("accuracy", "loss")
-_ALSO_BY_BYTES = ("comm_ratio", "total_bytes")
+_BY_BYTES = re.compile("accuracy|loss|^comm_ratio$|^total_bytes$")
 # How a run is kept is no part of what it is.
 _KEPT = ("checkpoint.", "tracking.")
 # These stand whatever they are; of the others, what differs from the default.
 _WORLD = ("seed", "scenario.", "model.", "method.", "training.", "evaluation.", "runtime.executor")
+
+
+class Point(NamedTuple):
+    """One value of a metric; ``timestamp_ms`` is Unix time in milliseconds."""
+
+    key: str
+    value: float
+    timestamp_ms: int
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,49 +48,30 @@ class TrackedRow:
 
     def figures(self) -> dict[str, float]:
         """Return its figures by name, as in ``rounds.parquet``, with the sum of bytes and the best accuracy so far."""
-        sums = {"total_bytes": self.record.total_bytes, "best_test_accuracy": self.record.best_accuracy}
-        sums_so_far = {name: float(value) for name, value in sums.items() if value is not None}
-        return scalar_figures(self.record) | sums_so_far
+        so_far = {"total_bytes": self.record.total_bytes, "best_test_accuracy": self.record.best_accuracy}
+        return scalar_figures(self.record) | {name: float(value) for name, value in so_far.items() if value is not None}
 
     def points(self) -> list[Point]:
         """Return its figures by round, what was learnt again by kB sent, and targets. What is infinite is NaN."""
-        figures = self.figures()
-        by_round = [(name, value, self.record.round) for name, value in figures.items()]
-        kilobytes = (self.record.total_bytes or 0) // 1000
-        by_bytes = [(BY_BYTES + name, value, kilobytes) for name, value in figures.items() if _is_shown_by_bytes(name)]
-        return [
-            Point(name, value if math.isfinite(value) else math.nan, self.record.timestamp_ms, step)
-            for name, value, step in (*by_round, *by_bytes, *self._crossings())
-        ]
-
-    def _crossings(self) -> list[tuple[str, float, int]]:
-        """``target/0.5/round`` and the like, at this round."""
-        return [
-            (f"target/{target_key(target)}/{name}", float(value), self.record.round)
+        record, figures = self.record, self.figures()
+        kilobytes = (record.total_bytes or 0) // 1000
+        values = [(name, value, record.round) for name, value in figures.items()]
+        values += [(f"by_bytes/{name}", value, kilobytes) for name, value in figures.items() if _BY_BYTES.search(name)]
+        values += [
+            (f"target/{target_key(target)}/{name}", float(value), record.round)
             for target, crossing in self.reached.items()
             for name, value in asdict(crossing).items()
             if value is not None
         ]
+        return [
+            Point(name, value if math.isfinite(value) else math.nan, record.timestamp_ms, step)
+            for name, value, step in values
+        ]
 
     def infinite(self) -> dict[str, str]:
         """Return its infinite figures, which its points cannot say, in words."""
-        infinite = {name: value for name, value in scalar_figures(self.record).items() if math.isinf(value)}
-        return {name: f"{value} in round {self.record.round}" for name, value in infinite.items()}
-
-
-class TrackedRows:
-    """Makes rows of rounds that come in their order.
-
-    Args:
-        targets: Test accuracies whose first crossing is of interest.
-    """
-
-    def __init__(self, targets: Sequence[float] = ()) -> None:
-        self._targets = TargetWatch(targets)
-
-    def row(self, record: RoundRecord) -> TrackedRow:
-        """Return the next round's row."""
-        return TrackedRow(record=record, reached=self._targets.see(record))
+        figures = scalar_figures(self.record).items()
+        return {name: f"{value} in round {self.record.round}" for name, value in figures if math.isinf(value)}
 
 
 def telling(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +79,9 @@ def telling(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Where a run is kept says nothing, nor does a key that is null or empty. The configuration is resolved and flat.
     """
-    defaults = _defaults()
+    from fedsweep.config.schema import Config
+
+    defaults = Config().flat()
     return {
         key: value
         for key, value in config.items()
@@ -101,14 +90,3 @@ def telling(config: Mapping[str, Any]) -> dict[str, Any]:
         and not key.startswith(_KEPT)
         and (key.startswith(_WORLD) or key not in defaults or defaults[key] != value)
     }
-
-
-def _is_shown_by_bytes(name: str) -> bool:
-    return name in _ALSO_BY_BYTES or any(word in name for word in _LEARNT)
-
-
-@cache
-def _defaults() -> Mapping[str, Any]:
-    from fedsweep.config.schema import Config
-
-    return Config().flat()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import ROUNDS_CSV
-from fedsweep.tracking.rows import TrackedRows
+from fedsweep.tracking.rows import TrackedRow
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -29,13 +29,12 @@ class CsvLogger(Observer):
     def __init__(self, *, every_s: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock
         self._path: Path | None = None
-        self._maker = TrackedRows()
         self._rows: list[dict[str, float]] = []
         self._written = clock()
 
     def started(self, info: RunInfo) -> None:
         self._path = info.folder / ROUNDS_CSV
-        self._maker, self._rows = TrackedRows(info.targets), []
+        self._rows = []
         for record in info.records:
             self._keep(record)
         self._write()
@@ -52,7 +51,7 @@ class CsvLogger(Observer):
         self._write()
 
     def _keep(self, record: RoundRecord) -> None:
-        self._rows.append({"round": record.round, **self._maker.row(record).figures()})
+        self._rows.append({"round": record.round, **TrackedRow(record=record).figures()})
 
     def _write(self) -> None:
         if self._path is None:

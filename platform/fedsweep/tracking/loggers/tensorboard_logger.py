@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.run_folder import EVENTS_SUFFIX, TENSORBOARD, event_files
+from fedsweep.runs.targets import TargetWatch
 from fedsweep.tracking.loggers.library import imported
-from fedsweep.tracking.rows import TrackedRows, telling
+from fedsweep.tracking.rows import TrackedRow, telling
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,7 +33,7 @@ class TensorBoardLogger(Observer):
 
     def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
-        self._maker = TrackedRows()
+        self._targets = TargetWatch(())
         self._info: RunInfo | None = None
 
     def check(self) -> None:
@@ -41,7 +42,7 @@ class TensorBoardLogger(Observer):
     def started(self, info: RunInfo) -> None:
         for old in event_files(info.folder):
             old.unlink()
-        self._info, self._maker = info, TrackedRows(info.targets)
+        self._info, self._targets = info, TargetWatch(info.targets)
         with _quiet():
             # purge_step: a TensorBoard that is open drops what it has read of the files before.
             self._writer = _writer_class()(
@@ -53,8 +54,9 @@ class TensorBoardLogger(Observer):
     def round_done(self, record: RoundRecord) -> None:
         if self._writer is None:
             return
+        row = TrackedRow(record=record, reached=self._targets.see(record))
         with _quiet():
-            for point in self._maker.row(record).points():
+            for point in row.points():
                 self._writer.add_scalar(point.key, point.value, point.step, walltime=point.timestamp_ms / 1000)
 
     def checkpointed(self, round: int) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.run_folder import ID_PREFIX, offline_runs
+from fedsweep.runs.targets import TargetWatch
 from fedsweep.tracking.loggers.library import imported
-from fedsweep.tracking.rows import TrackedRows, telling
+from fedsweep.tracking.rows import TrackedRow, telling
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -42,14 +43,14 @@ class WandbLogger(Observer):
     def __init__(self, *, project: str) -> None:
         self._project = project
         self._run: Any = None
-        self._maker = TrackedRows()
+        self._targets = TargetWatch(())
 
     def check(self) -> None:
         imported("wandb", extra="wandb")
 
     def started(self, info: RunInfo) -> None:
         wandb = imported("wandb", extra="wandb")
-        self._maker = TrackedRows(info.targets)
+        self._targets = TargetWatch(info.targets)
         self._run = wandb.init(
             project=self._project,
             id=_cleared(info.folder) or f"{ID_PREFIX}{uuid.uuid4().hex[:8]}",
@@ -67,7 +68,7 @@ class WandbLogger(Observer):
     def round_done(self, record: RoundRecord) -> None:
         if self._run is None:
             return
-        row = self._maker.row(record)
+        row = TrackedRow(record=record, reached=self._targets.see(record))
         crossed = {point.key: point.value for point in row.points() if point.key.startswith("target/")}
         row_time = {"round": record.round, "_timestamp": record.timestamp_ms / 1000}
         self._run.log({**row.figures(), **crossed, **row_time}, step=record.round)
