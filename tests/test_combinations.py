@@ -49,7 +49,7 @@ def run(names: tuple[str, ...], at_limit: bool = False) -> RunState:
     if at_limit:
         subject = subject_of(names[0])
         built[0] = subject.built({**subject.card.small, **limit_of(names[0])})
-    options: dict[str, Any] = {"cohort_size": 6, "rounds": 2, "local_epochs": 1}
+    options: dict[str, Any] = {"cohort_size": 6, "rounds": 2, "local_epochs": 1, "batch_size": 4}
     return run_rounds(local_engine(subject_of("fedavg").world(merge(*built), **options)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,18 @@ def played(method: Mapping[str, Any], *settings: str, **scenario: Any) -> tuple[
     return engine, run_rounds(engine)
 
 
+@functools.cache
+def own_run(name: str) -> tuple[Engine, RunState]:
+    """A method's run in the world that is the same for all; several tests look at it."""
+    return played(METHODS[name])
+
+
+@functools.cache
+def recorded_run() -> tuple[Engine, RunState]:
+    """FedStg in its own world, in which presence follows the training accuracy."""
+    return played(FEDSTG, availability={"kind": "capability"})
+
+
 def trace_of(engine: Engine, state: RunState) -> ScenarioTrace:
     """What the run writes into scenario.json."""
     trace = ScenarioTrace(num_clients=6, num_classes=4)
@@ -102,8 +115,8 @@ def trace_of(engine: Engine, state: RunState) -> ScenarioTrace:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_system_runs_under_drift_and_meets_the_same_clients_and_classes(name: str) -> None:
-    first, expected = played(METHODS["fedavg"])
-    engine, state = played(METHODS[name])
+    first, expected = own_run("fedavg")
+    engine, state = own_run(name)
     assert trace_of(engine, state) == trace_of(first, expected)
     assert len({row.present for row in state.records}) > 1
     assert len(set(trace_of(engine, state).class_sets[0].values())) > 1
@@ -113,8 +126,7 @@ def test_every_system_runs_under_drift_and_meets_the_same_clients_and_classes(na
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fedstg"])
 def test_a_saved_scenario_gives_the_other_systems_its_presence_and_classes(name: str, tmp_path: Path) -> None:
-    """FedStg's own world, in which presence follows the training accuracy."""
-    recorder, recorded = played(FEDSTG, availability={"kind": "capability"})
+    recorder, recorded = recorded_run()
     trace = trace_of(recorder, recorded)
     (tmp_path / "scenario.json").write_text(trace.to_json())
     replay = {"kind": "replay", "file": str(tmp_path / "scenario.json")}
@@ -127,7 +139,7 @@ def test_a_saved_scenario_gives_the_other_systems_its_presence_and_classes(name:
 
 
 def test_fedstg_without_its_weights_and_schedule_is_fedavg_on_the_same_file_bit_for_bit(tmp_path: Path) -> None:
-    recorder, recorded = played(FEDSTG, availability={"kind": "capability"})
+    recorder, recorded = recorded_run()
     (tmp_path / "scenario.json").write_text(trace_of(recorder, recorded).to_json())
     replay = {"kind": "replay", "file": str(tmp_path / "scenario.json")}
     bare = {"name": "fedstg", "weights": "size", "reduced_interval": 1}
@@ -144,7 +156,7 @@ def test_fedstg_without_its_weights_and_schedule_is_fedavg_on_the_same_file_bit_
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_byte_limit_ends_each_system_before_the_round_that_would_pass_it(name: str) -> None:
-    _, whole = played(METHODS[name])
+    _, whole = own_run(name)
     limit = whole.total_bytes * 2 // 3
     _, state = played(METHODS[name], f"training.stop.total_bytes={limit}")
     sent = [row.total_bytes for row in whole.records]
@@ -153,7 +165,7 @@ def test_a_byte_limit_ends_each_system_before_the_round_that_would_pass_it(name:
 
 
 def test_for_the_same_bytes_fedstg_plays_more_rounds_and_dynamicfl_fewer() -> None:
-    limit = f"training.stop.total_bytes={played(METHODS['fedavg'])[1].total_bytes * 3 // 4}"
+    limit = f"training.stop.total_bytes={own_run('fedavg')[1].total_bytes * 3 // 4}"
     rounds = {name: played(METHODS[name], limit)[1].round for name in ("fedavg", "fedstg", "dynamicfl")}
     assert rounds["dynamicfl"] < rounds["fedavg"] < rounds["fedstg"]
 
@@ -206,7 +218,7 @@ def test_fedstg_with_fedprox_runs_under_drift_and_differs_from_either() -> None:
     merged = played({"merge": [FEDSTG, {"name": "fedprox", "mu": 0.5}]})[1]
     for alone in (FEDSTG, {"name": "fedprox", "mu": 0.5}):
         assert not torch.equal(merged.vector, played(alone)[1].vector)
-    assert [r.bytes_up for r in merged.records] == [r.bytes_up for r in played(FEDSTG)[1].records]
+    assert [r.bytes_up for r in merged.records] == [r.bytes_up for r in own_run("fedstg")[1].records]
 
 
 def test_fedstgs_schedule_goes_with_feddhs_weights() -> None:

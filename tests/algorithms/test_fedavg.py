@@ -91,7 +91,7 @@ def test_quadratics_reach_the_closed_form_fixed_point(
     closed_form = sum(pull * b for pull, b in zip(pulls, CENTRES, strict=True)) / sum(pulls)
     assert closed_form == pytest.approx(limit, abs=1e-8)
     assert value(quadratics(steps, weighting, rounds=1)) == pytest.approx(first, abs=1e-12)
-    assert value(quadratics(steps, weighting, rounds=80)) == pytest.approx(closed_form, abs=1e-9)
+    assert value(quadratics(steps, weighting, rounds=40)) == pytest.approx(closed_form, abs=1e-9)
 
 
 def one_model(experiment: Experiment, rounds: int) -> Tensor:

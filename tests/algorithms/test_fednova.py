@@ -46,7 +46,7 @@ class GivenShares(NormalizedMoves):
 def test_the_golden_rounds(golden: Golden, shares: tuple[float, ...], first: float, limit: float) -> None:
     """K = (2, 10), y = (0.81, 9.9455804416): uniform 1 + 6 (0.5 x -0.19 / 2 + 0.5 x 8.9455804416 / 10)."""
     method = replace(fednova(), weighting=GivenShares(shares=shares))
-    states = golden(method, rounds=120, steps=(2, 10))
+    states = golden(method, rounds=30, steps=(2, 10))
     assert float(states[1].vector) == pytest.approx(first, abs=1e-12)
     assert float(states[-1].vector) == pytest.approx(limit, abs=5e-10)
 

@@ -71,7 +71,7 @@ def test_the_optimum_is_reached_with_unequal_steps_and_in_part(golden: Golden) -
 
 def test_by_size_the_optimum_is_that_of_the_weighted_losses(golden: Golden) -> None:
     """n = (2, 10): (2 x 1 x 0 + 10 x 4 x 10) / (2 x 1 + 10 x 4)."""
-    states = golden(scaffold(weighting="size"), rounds=200, steps=(2, 10))
+    states = golden(scaffold(weighting="size"), rounds=14, steps=(2, 10))
     assert float(states[-1].vector) == pytest.approx(400 / 42, abs=1e-9)
 
 
@@ -148,7 +148,7 @@ def test_momentum_divides_by_the_weights_of_the_gradients(golden: Golden, nester
 
 def test_the_optimum_is_reached_with_momentum(golden: Golden) -> None:
     optimizer = OptimizerSettings(momentum=0.5)
-    states = golden(scaffold(), rounds=200, steps=(2, 10), learning_rate=0.02, optimizer=optimizer)
+    states = golden(scaffold(), rounds=30, steps=(2, 10), learning_rate=0.05, optimizer=optimizer)
     assert float(states[-1].vector) == pytest.approx(8.0, abs=1e-9)
 
 

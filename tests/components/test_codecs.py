@@ -126,7 +126,7 @@ def test_a_sketch_of_a_sum_is_the_sum_of_sketches() -> None:
 )
 def test_means_of_many_messages_are_the_move(name: str, options: Mapping[str, Any]) -> None:
     move = torch.randn(64, generator=torch.Generator().manual_seed(3)).double()
-    codec, tries = CODECS[name](**options).fitted(((8, 4), (32,))), 4000
+    codec, tries = CODECS[name](**options).fitted(((8, 4), (32,))), 1000
     decoded = torch.stack([codec.decode(codec.encode(move, Stream((name, n))), 64) for n in range(tries)])
     error = decoded.std(dim=0) / math.sqrt(tries)
     off = (decoded.mean(dim=0) - move).abs() / error.clamp(min=1e-12)

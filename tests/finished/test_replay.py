@@ -79,7 +79,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", each_method())
 def test_every_method_is_itself_on_its_devices_and_elsewhere_or_refused(name: str) -> None:
-    here = subject_of(name).world(rounds=3)
+    here = subject_of(name).world(rounds=3, batch_size=4)
     there = with_devices(here, SLOWER)
     (state, traffic), (other, _) = ran(here), ran(there)
     own = replayed(here, replace(here), state.records, traffic, Prices(compute_watts=1), is_there=True)

@@ -98,6 +98,7 @@ class Subject:
             "rounds": ROUNDS,
             "cohort_size": 4,
             "local_epochs": 2,
+            "batch_size": 8,
             "sizes": UNEQUAL,
             "images": inputs[order],
             "labels": targets[order],

@@ -59,7 +59,7 @@ class ModelFactory:
     def __call__(self) -> nn.Module:
         """Return a new module; equal calls give equal values."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream(self.seed, "model").seed(56))
+            torch.default_generator.manual_seed(stream(self.seed, "model").seed(56))
             model = self.build()
         return model.double() if self.double else model
 

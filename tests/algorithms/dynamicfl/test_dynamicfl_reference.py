@@ -23,7 +23,7 @@ from fedsweep.world.budgets import DynamicBudget, FixedBudget
 
 Floats = NDArray[np.float64]
 
-CLIENTS, COHORT, BATCH, STEPS, ROUNDS, RATE = 20, 10, 5, 40, 4, 0.1
+CLIENTS, COHORT, BATCH, STEPS, ROUNDS, RATE = 20, 10, 5, 20, 4, 0.1
 CLASSES, FEATURES = 4, 6
 MOMENTUM, DECAY, CLIP = 0.9, 5e-4, 0.4
 

@@ -5,6 +5,7 @@ Recorded steps need a GPU, so a stand-in records here: it calls the step again, 
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,6 +58,12 @@ def experiment(method: Any = None, **more: Any) -> Experiment:
     images, labels = tiny_data(num_samples=40, seed=9)
     settings = {"cohort_size": 5, "num_clients": 6, "local_epochs": 2, "rounds": 3, "optimizer": MOMENTUM}
     return tiny_experiment(method or fedprox(mu=0.1), images=images, labels=labels, **(settings | more))
+
+
+@functools.cache
+def of_one_by_one() -> RunState:
+    """The run of :func:`experiment`, whose clients step one by one."""
+    return run_rounds(local_engine(experiment()))
 
 
 def proving(work: Experiment, *, width: int = 4, **more: Any) -> Experiment:
@@ -167,8 +174,7 @@ def is_shown(place: str, error: str) -> bool:
     ],
 )
 def test_an_exception_at_any_place_is_no_end_of_a_run(place: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = experiment()
-    expected = run_rounds(local_engine(work))
+    work, expected = experiment(), of_one_by_one()
     owner, name = PLACES[place]
     draw = random.Random(f"{place} {error}")
     monkeypatch.setattr(Tile, "peak_memory", lambda tile, lane: 1000 * tile._width)

@@ -10,7 +10,7 @@ from fedsweep.commands.terminal.output import lasting_output
 CODE = """
 import sys
 from fedsweep.cli import main
-sys.exit(main(["run", "--resume", "nowhere"]) if {fails} else main(["list", "methods"]))
+sys.exit(main(["list", "nothing"]) if {fails} else main(["list", "presets"]))
 """
 
 
