@@ -26,7 +26,7 @@ class MethodSettings:
 
     Attributes:
         local_steps: Steps per client and round, whatever the training section says; None: as configured.
-        equal_steps: Whether all clients take the same number of steps (DynamicFL, Eq. 4) where the configuration
+        equal_steps: Whether all clients take the same number of steps where the configuration
             leaves it open; None: no.
     """
 

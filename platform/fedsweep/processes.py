@@ -53,7 +53,7 @@ def keep_freed_memory() -> None:
     """Have the allocator keep what is freed, for a process of our own; without glibc nothing changes.
 
     By default a tensor of some megabytes is mapped anew for each layer of each step, and the kernel clears every page
-    of it: a seventh of a step of FedStg's network on one core, a third of an evaluation.
+    of it: a seventh of a step of a network of 2.5 million values on one core, a third of an evaluation.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

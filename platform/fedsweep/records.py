@@ -92,7 +92,7 @@ class ClientWork:
         steps: Local steps of the round.
         batch_size: Samples per step.
         whole_batches: Batches have exactly ``batch_size`` samples and may cross from one pass over the data into
-            the next (DynamicFL); otherwise each pass ends with what is left.
+            the next; otherwise each pass ends with what is left.
         num_samples: Samples that the client has in this round.
         classes: Classes of this round under drift; None: all.
     """

@@ -31,8 +31,9 @@ def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
 
     Passes over the data are independent random permutations. With ``whole_batches`` they are joined and cut into
     batches of exactly ``batch_size``, so a batch may cross from one pass into the next and a sample may come twice
-    in it where the shard is smaller (DynamicFL, section 8 of its specification); otherwise each pass ends with a
-    batch of what is left.
+    in it where the shard is smaller; otherwise each pass ends with a batch of what is left.
+
+    Source: DynamicFL, section 8 of its specification, for ``whole_batches``.
     """
     generator = order_stream.numpy()
     n, size = work.num_samples, work.batch_size

@@ -100,7 +100,7 @@ class RowMaker:
         return [ask(component, "report", components[seam], when="after a round") for seam, component in reporting]
 
     def _kl(self, group: tuple[int, ...]) -> float:
-        """Compute divergence of the group's labels from the population's, in nats (DynamicFL, section 4)."""
+        """Compute divergence of the group's labels from the population's, in nats."""
         counts = self._experiment.label_counts_NC[list(group)].sum(axis=0)
         return float(kl_divergence(counts / counts.sum(), self._population_C))
 
@@ -109,7 +109,7 @@ class RowMaker:
         return population(self._experiment.label_counts_NC)
 
     def _comm_ratio(self, plan: RoundPlan, cost: int) -> float | None:
-        """Compute kappa_g over A x 2|W| x L, with L the cohort's mean number of steps (DynamicFL, section 7)."""
+        """Compute kappa_g over A x 2|W| x L, with L the cohort's mean number of steps."""
         work = plan.context.work
         if not work:
             return None
