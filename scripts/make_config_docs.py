@@ -26,7 +26,7 @@ from fedsweep.commands.listing.method_description import MethodFacts, method_fac
 from fedsweep.config.base import Component, Section
 from fedsweep.config.communication import Planner
 from fedsweep.config.explain import allowed, schema_at
-from fedsweep.config.schema import BESIDE_OPTIONS, Config, Model
+from fedsweep.config.schema import Config, Model
 from fedsweep.config.signatures import ParameterRow, describe, first_paragraph
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.tables import TABLES
@@ -95,7 +95,8 @@ def page() -> str:
         if model is not None:
             parts += [f"## `{name}`", _summary(model), _table(_rows(model, f"{name}."))]
             parts += _PARTS_BELOW.get(name, list)()
-    beside = ((f"model.{key}", _allowed(f"model.{key}"), _default(Model.model_fields[key])) for key in BESIDE_OPTIONS)
+    options = [key for key in Model.model_fields if key != "name"]
+    beside = ((f"model.{key}", _allowed(f"model.{key}"), _default(Model.model_fields[key])) for key in options)
     from_file = _table((*row, Model.model_fields[row[0][6:]].description or "") for row in beside)
     parts += ["## `planner`", _summary(Planner), _table(_rows(Planner, "planner.")), *_kinds("planner")]
     parts += ["## `model`", "The model's options stand beside its name.", from_file, *_kinds("model"), *_models()]

@@ -169,11 +169,13 @@ def test_options_come_from_the_signature_and_act() -> None:
         ("lenet", {}, "unknown model 'lenet'; did you mean 'lenet5'"),
         ("mlp", {"hiden_width": 4}, "model mlp: unknown parameter 'hiden_width'; did you mean 'hidden_width'"),
         ("resnet18", {"width": 4}, "model resnet18: unknown parameter 'width' .known: adapter, projection"),
-        ("mlp", {"hidden_width": 4.5}, "model.hidden_width must be an integer, but got 4.5"),
-        ("mlp", {"hidden_width": True}, "hidden_width must be an integer, but got true"),
-        ("mlp", {"hidden_width": 0}, "model.hidden_width must be at least 1, but got 0"),
-        ("convnet3", {"width": 0}, "model.width must be at least 1, but got 0"),
-        ("fedstg_cnn", {"dropout": 1.0}, "0 <= model.dropout < 1 must hold, but got 1.0"),
+        ("mlp", {"hidden_width": 4.5}, "model.hidden_width must be an integer >= 1, but got 4.5"),
+        ("mlp", {"hidden_width": True}, "hidden_width must be an integer >= 1, but got true"),
+        ("mlp", {"hidden_width": 0}, "model.hidden_width must be an integer >= 1, but got 0"),
+        ("convnet3", {"width": 0}, "model.width must be an integer >= 1, but got 0"),
+        ("fedstg_cnn", {"dropout": 1.0}, "model.dropout must be a number >= 0 and < 1, but got 1.0"),
+        ("vit_tiny", {"heads": 0}, "model.heads must be an integer >= 1, but got 0"),
+        ("masked_autoencoder", {"hidden_share": 1}, "model.hidden_share must be a number > 0 and < 1, but got 1"),
     ],
 )
 def test_wrong_names_and_options_are_explained(name: str, options: dict[str, Any], message: str) -> None:

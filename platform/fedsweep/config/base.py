@@ -14,6 +14,11 @@ Text = Annotated[str, Field(min_length=1)]
 Auto = Literal["auto"]
 
 
+def is_empty(value: Any) -> bool:
+    """Check for None or an empty list; such a field with ``exclude_if`` is not written: an option that is not used."""
+    return value is None or value == []
+
+
 class Section(BaseModel):
     """A mapping of the configuration: immutable, no unknown keys, and no silent change of type (``"5"`` is no 5)."""
 

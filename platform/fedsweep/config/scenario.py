@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from fedsweep.config.base import Component, Count, KindComponent, MetricEntry, Section, Text
+from fedsweep.config.base import Component, Count, KindComponent, MetricEntry, Section, Text, is_empty
 
 
 class ProxyData(Section):
@@ -112,10 +112,12 @@ class Scenario(Section):
     )
     subset: Subset | None = Field(
         default=None,
+        exclude_if=is_empty,
         description="Part of the samples: {share: 0.1}, {train: 500, test: 100}, {groups: 20}; null: all.",
     )
     task: TaskComponent | None = Field(
         default=None,
+        exclude_if=is_empty,
         description="What is learned: {kind: classification, multi_label, regression, next_token, segmentation}, or"
         " package.module:callable; null: the data set's own, by default classification.",
     )
@@ -148,14 +150,6 @@ class Scenario(Section):
     )
     topology: KindComponent | None = Field(
         default=None,
+        exclude_if=is_empty,
         description="Who talks with whom: {kind: star} (as null), tree, ring, exponential, random, complete or file.",
     )
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Where all samples are classified and clients talk with the server, a configuration is what it was before there
-        # was anything else.
-        tree: dict[str, Any] = dump(self)
-        return {
-            key: value for key, value in tree.items() if key not in ("subset", "task", "topology") or value is not None
-        }

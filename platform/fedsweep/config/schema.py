@@ -10,14 +10,12 @@ from typing import Any
 from pydantic import (
     Field,
     PrivateAttr,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from fedsweep.config import yaml12
-from fedsweep.config.base import KindComponent, NamedComponent, Section, Text
+from fedsweep.config.base import KindComponent, NamedComponent, Section, Text, is_empty
 from fedsweep.config.communication import Communication, Planner
 from fedsweep.config.execution import Checkpoint, Runtime, Tracking
 from fedsweep.config.scenario import Scenario
@@ -32,26 +30,21 @@ class Model(NamedComponent):
 
     init_from: Text | None = Field(
         default=None,
+        exclude_if=is_empty,
         description="A finished run's folder or a .safetensors file: initial values in place of drawn ones.",
     )
     init_sha256: str | None = Field(
-        default=None, pattern="^[0-9a-f]{64}$", description="That file's SHA-256; a run's config.yaml has it."
+        default=None,
+        exclude_if=is_empty,
+        pattern="^[0-9a-f]{64}$",
+        description="That file's SHA-256; a run's config.yaml has it.",
     )
     adapter: KindComponent | None = Field(
         default=None,
+        exclude_if=is_empty,
         description="What is trained on a frozen base: {kind: lora, rank: 8, targets: [...]}, {kind: part,"
         " train: [...]} or package.module:callable; null: the whole network.",
     )
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A configuration without these is what it was before there could be any.
-        tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key not in BESIDE_OPTIONS or value is not None}
-
-
-# What stands in the section ``model`` beside the network's own options.
-BESIDE_OPTIONS = ("init_from", "init_sha256", "adapter")
 
 
 def _default_model() -> Model:
@@ -82,9 +75,14 @@ class Config(Section):
         description="{name: ...} with the method's parameters beside the name, or {merge: [{name: ...}, ...]}.",
     )
     training: Training = Field(default_factory=Training, description="How clients train, and for how long.")
-    communication: Communication = Field(default_factory=Communication, description="What messages go through.")
+    communication: Communication = Field(
+        default_factory=Communication,
+        exclude_if=lambda section: section == Communication(),
+        description="What messages go through.",
+    )
     planner: Planner | None = Field(
         default=None,
+        exclude_if=is_empty,
         description="Spends scenario.budgets {total_bytes: 2 GB}, or a limit of training.stop, among choices that it is"
         " allowed; null: rounds are all alike.",
     )
@@ -98,14 +96,6 @@ class Config(Section):
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _bound: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _as_before_codecs(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A configuration without codecs, or a planner, is what it was before there could be any.
-        tree: dict[str, Any] = dump(self)
-        if tree["planner"] is None:
-            del tree["planner"]
-        return {key: value for key, value in tree.items() if key != "communication" or any(value.values())}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Config:
         """Copy; the catalog binds what was updated anew, and what it binds of the copy is not the original's."""

@@ -24,6 +24,7 @@ from fedsweep.config.base import (
     Section,
     Text,
     WholeNumber,
+    is_empty,
 )
 
 
@@ -40,21 +41,14 @@ class OptimizerGroup(Section):
 Groups = Annotated[
     list[OptimizerGroup],
     Field(
+        exclude_if=is_empty,
         description="Parameters with rates or decays of their own: [{match: classifier, rate: 0.1}, {match: bias,"
         " weight_decay: 0}]; a parameter goes by the first that it matches.",
     ),
 ]
 
 
-class _Grouped(Section):
-    @model_serializer(mode="wrap")
-    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A configuration without groups is what it was before there were any.
-        tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key != "groups" or value}
-
-
-class Sgd(_Grouped):
+class Sgd(Section):
     """Stochastic gradient descent."""
 
     name: Literal["sgd"] = "sgd"
@@ -71,7 +65,7 @@ class Sgd(_Grouped):
         return self
 
 
-class Adam(_Grouped):
+class Adam(Section):
     """Adam (Kingma and Ba, 2015)."""
 
     name: Literal["adam"] = "adam"
@@ -116,6 +110,7 @@ class Stop(Section):
 
     target: MetricTarget | None = Field(
         default=None,
+        exclude_if=is_empty,
         description="{metric: rmse, value: 0.6}: ends after the round whose test reaches it, whichever way is better.",
     )
 
@@ -130,12 +125,6 @@ class Stop(Section):
         default=None, description="Ends before the first round that would pass this virtual time."
     )
     wall_time_s: Positive | None = Field(default=None, description="Ends after the round that reached this real time.")
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A configuration without such a target is what it was before there could be one.
-        tree: dict[str, Any] = dump(self)
-        return {key: value for key, value in tree.items() if key != "target" or value is not None}
 
 
 class Training(Section):

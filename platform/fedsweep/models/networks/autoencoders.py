@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.parameters.ranges import Count, InnerShare
 
 
 class _Autoencoder(Network):
@@ -22,10 +23,8 @@ class _Autoencoder(Network):
 
     has_features = False
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int, hidden_width: int) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        if hidden_width < 1:
-            raise ConfigError(f"model.hidden_width must be at least 1, but got {hidden_width}")
         self.num_values = prod(self.input_shape)
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
@@ -47,8 +46,8 @@ class Vae(_Autoencoder):
         hidden_width: W, at least 1.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int, hidden_width: int = 64) -> None:
-        super().__init__(input_shape=input_shape, num_classes=num_classes, hidden_width=hidden_width)
+    def __init__(self, *, input_shape: InputShape, num_classes: int, hidden_width: Count = 64) -> None:
+        super().__init__(input_shape=input_shape, num_classes=num_classes)
         latent, odd = divmod(num_classes - self.num_values, 2)
         if latent < 1 or odd:
             raise ConfigError(
@@ -93,11 +92,9 @@ class MaskedAutoencoder(_Autoencoder):
     """
 
     def __init__(
-        self, *, input_shape: InputShape, num_classes: int, hidden_width: int = 64, hidden_share: float = 0.5
+        self, *, input_shape: InputShape, num_classes: int, hidden_width: Count = 64, hidden_share: InnerShare = 0.5
     ) -> None:
-        super().__init__(input_shape=input_shape, num_classes=num_classes, hidden_width=hidden_width)
-        if not 0 < hidden_share < 1:
-            raise ConfigError(f"model.hidden_share must be above 0 and below 1, but got {hidden_share}")
+        super().__init__(input_shape=input_shape, num_classes=num_classes)
         self.hidden_share = hidden_share
         self.encoder = nn.Sequential(nn.Linear(self.num_values, hidden_width), nn.ReLU())
         self.decoder = nn.Linear(hidden_width, self.num_values)

@@ -9,9 +9,9 @@ from typing import final
 
 from torch import Tensor, nn
 
-from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
 from fedsweep.models.unit_groups import UnitGroup, unit_group
+from fedsweep.parameters.ranges import BelowOne, Count
 
 _VGG_WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
 _VGG_POOLED_AFTER = frozenset({0, 1, 3, 5, 7})
@@ -68,11 +68,9 @@ class Mlp(ChainNetwork):
     """
 
     def __init__(
-        self, *, input_shape: InputShape, num_classes: int, hidden_width: int = 128, projection: int | None = None
+        self, *, input_shape: InputShape, num_classes: int, hidden_width: Count = 128, projection: int | None = None
     ) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        if hidden_width < 1:
-            raise ConfigError(f"model.hidden_width must be at least 1, but got {hidden_width}")
         self.add_layer("fc1", nn.Linear(prod(self.input_shape), hidden_width))
         self.add_layer("fc2", nn.Linear(hidden_width, hidden_width))
         self.add_head(hidden_width, projection)
@@ -81,7 +79,7 @@ class Mlp(ChainNetwork):
 class _LeNetBody(ChainNetwork, ABC):
     """Conv 5x5 to 6 - pool - conv 5x5 to 16 - pool - FC 120 - FC 84 - FC C; norms stand between conv and ReLU.
 
-    The printed parameter counts of LeNet-5 and DynamicFL's CNN differ by the 44 parameters of the two norms alone.
+    The printed parameter counts without and with norms differ by the 44 parameters of the two norms alone.
     """
 
     def __init__(
@@ -137,14 +135,16 @@ class Cnn(_LeNetBody):
         super().__init__(
             "cnn", input_shape=input_shape, num_classes=num_classes, projection=projection, normalised=True
         )
-        initialise_as_dynamicfl(self)
+        initialise_by_fan_out(self)
 
 
-def initialise_as_dynamicfl(model: nn.Module) -> None:
-    """Set DynamicFL's initial values in place.
+def initialise_by_fan_out(model: nn.Module) -> None:
+    """Set initial values that keep the variance on the way back, in place.
 
     Weights of convolutions become Kaiming normal (fan out, ReLU) and biases of linear layers 0; the rest stays as
     torch makes it. Draws from torch's global generator, as torch's own initialisation does: the registry seeds it.
+
+    Source: DynamicFL's authors.
 
     Args:
         model: The network just built.
@@ -199,12 +199,10 @@ class ConvNet3(ChainNetwork):
     """
 
     def __init__(
-        self, *, input_shape: InputShape, num_classes: int, width: int = 128, projection: int | None = None
+        self, *, input_shape: InputShape, num_classes: int, width: Count = 128, projection: int | None = None
     ) -> None:
         require_size("convnet3", input_shape, smallest=8)
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        if width < 1:
-            raise ConfigError(f"model.width must be at least 1, but got {width}")
         channels, *sides = self.input_shape
         is_mnist_size = sides == [28, 28]
         rows, columns = (32, 32) if is_mnist_size else sides
@@ -232,12 +230,10 @@ class FedstgCnn(ChainNetwork):
     """
 
     def __init__(
-        self, *, input_shape: InputShape, num_classes: int, dropout: float = 0.5, projection: int | None = None
+        self, *, input_shape: InputShape, num_classes: int, dropout: BelowOne = 0.5, projection: int | None = None
     ) -> None:
         require_size("fedstg_cnn", input_shape, smallest=8)
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        if not 0.0 <= dropout < 1.0:
-            raise ConfigError(f"0 <= model.dropout < 1 must hold, but got {dropout}")
         channels, height, width = self.input_shape
         widths = (channels, 64, 128, 256)
         for number in (1, 2, 3):

@@ -6,9 +6,9 @@ from typing import final
 
 from torch import Tensor, nn
 
-from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network, image_shape
 from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.parameters.ranges import Count
 
 
 @final
@@ -27,10 +27,8 @@ class Fcn(Network):
 
     has_features = False
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int, width: int = 16) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int, width: Count = 16) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        if width < 1:
-            raise ConfigError(f"model.width must be at least 1, but got {width}")
         channels, _, _ = image_shape("fcn", self.input_shape)
         layers: list[nn.Module] = []
         for number, reach in enumerate((1, 2, 4)):

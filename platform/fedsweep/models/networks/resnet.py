@@ -13,7 +13,7 @@ from typing import final
 from torch import Tensor, nn
 
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
-from fedsweep.models.networks.chains import initialise_as_dynamicfl
+from fedsweep.models.networks.chains import initialise_by_fan_out
 from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 _WIDTHS = (64, 128, 256, 512)
@@ -103,7 +103,7 @@ class ResNet18(LinearHeadNetwork):
         self.norm = nn.GroupNorm(1, _WIDTHS[-1])
         self.relu = nn.ReLU()
         self.add_head(_WIDTHS[-1], projection)
-        initialise_as_dynamicfl(self)
+        initialise_by_fan_out(self)
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Return the globally averaged last maps ``[B, D]``."""

@@ -14,6 +14,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.models.attention import AttentionBlock
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.parameters.ranges import Count
 
 
 @final
@@ -35,12 +36,9 @@ class Transformer(Network):
     has_features = False
 
     def __init__(
-        self, *, input_shape: InputShape, num_classes: int, depth: int = 2, width: int = 64, heads: int = 4
+        self, *, input_shape: InputShape, num_classes: int, depth: Count = 2, width: Count = 64, heads: Count = 4
     ) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        for name, value in {"depth": depth, "width": width, "heads": heads}.items():
-            if value < 1:
-                raise ConfigError(f"model.{name} must be at least 1, but got {value}")
         if width % heads:
             raise ConfigError(
                 f"model.width must be a multiple of model.heads, but got width={width}, heads={heads}; change one"

@@ -11,6 +11,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.models.attention import AttentionBlock, SelfAttention
 from fedsweep.models.network import InputShape, LinearHeadNetwork
 from fedsweep.models.unit_groups import UnitGroup, unit_group
+from fedsweep.parameters.ranges import Count
 
 _MOST_PATCHES_PER_SIDE = 8
 
@@ -45,17 +46,14 @@ class VitTiny(LinearHeadNetwork):
         *,
         input_shape: InputShape,
         num_classes: int,
-        depth: int = 4,
-        width: int = 64,
-        heads: int = 4,
-        mlp_ratio: int = 2,
+        depth: Count = 4,
+        width: Count = 64,
+        heads: Count = 4,
+        mlp_ratio: Count = 2,
         patch_size: int = 0,
         projection: int | None = None,
     ) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        for name, value in {"depth": depth, "width": width, "heads": heads, "mlp_ratio": mlp_ratio}.items():
-            if value < 1:
-                raise ConfigError(f"model.{name} must be at least 1, but got {value}")
         if width % heads:
             raise ConfigError(
                 f"model.width must be a multiple of model.heads, but got width={width}, heads={heads}; change one"
