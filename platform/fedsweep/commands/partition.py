@@ -60,14 +60,11 @@ def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, p
 def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, World, str, bool]:
     """Return the configuration, its world, a title, and whether the data have strata of their own."""
     from fedsweep.config.load import load_config
-    from fedsweep.experiment.build_world import build_world
-    from fedsweep.world.data.datasets import load_dataset
+    from fedsweep.experiment.build_world import build_world, dataset_of
 
     loaded = load_config(config, overrides)
     scenario = loaded.scenario
-    data = load_dataset(
-        scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
-    )
+    data = dataset_of(scenario)
     world = build_world(loaded, data)
     how = ", ".join(f"{key}={value}" for key, value in scenario.partition.parameters.items())
     title = f"{scenario.dataset}, {scenario.partition.kind}{f' ({how})' if how else ''}, seed {loaded.seed}"

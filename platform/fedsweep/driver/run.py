@@ -23,6 +23,7 @@ from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError
 from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded
@@ -31,7 +32,6 @@ from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.source_log import begin_log, changes_on_the_way
 from fedsweep.runs.sources import sources_of
-from fedsweep.world.data.datasets import load_dataset
 
 if TYPE_CHECKING:
     from fedsweep.driver.ray_session import RemoteSession
@@ -69,10 +69,7 @@ def plan_run(
         )
     if dataset is None:
         phases.enter("data", f"data ({config.scenario.dataset}), model and plan")
-        scenario = config.scenario
-        dataset = load_dataset(
-            scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
-        )
+        dataset = dataset_of(config.scenario)
     phases.enter("plan")
     with guarded(when="before the run", raises=ConfigError):
         experiment = build_experiment(config, dataset, config_hash=config_hash)

@@ -22,7 +22,7 @@ from fedsweep.config.load import load_config, with_sections
 from fedsweep.config.schema import Config
 from fedsweep.config.training import EXCLUSIVE_KEYS
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.experiment.build_world import build_world, built
+from fedsweep.experiment.build_world import build_world, built, dataset_of
 from fedsweep.experiment.experiment import Experiment, Option, StopLimits, TrainingSettings
 from fedsweep.models.adapters import Adapter
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
@@ -31,7 +31,7 @@ from fedsweep.models.registry import adapt, make_network
 from fedsweep.streams import stream
 from fedsweep.tasks.base import Task
 from fedsweep.trees import constants_sha256, layout_of, load_vector, moving_buffers, trained_params, zeros
-from fedsweep.world.data.datasets import Dataset, load_dataset
+from fedsweep.world.data.datasets import Dataset
 
 # Lanes where the configuration leaves it open: more idle where a cohort does not divide by them.
 _LANES_ON_CPU = 8
@@ -94,10 +94,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
     method = build_method(config)
     device, server_device = _devices(config)
     if dataset is None:
-        scenario = config.scenario
-        dataset = load_dataset(
-            scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
-        )
+        dataset = dataset_of(config.scenario)
     world = build_world(config, dataset)
     builder = model_builder(config, inputs=dataset.train.inputs, task=world.data.learned)
     builder = replace(builder, initial=_initial(config, builder))

@@ -76,6 +76,13 @@ def build_world(config: Config, dataset: Dataset) -> World:
     )
 
 
+def dataset_of(scenario: Scenario) -> Dataset:
+    """Load a scenario's data set; raises as :func:`~fedsweep.world.data.datasets.load_dataset`."""
+    return load_dataset(
+        scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
+    )
+
+
 def part_of(config: Config, dataset: Dataset) -> Dataset:
     """Return the part of the data set that the scenario asks for, by default all of it.
 

@@ -28,7 +28,7 @@ from fedsweep.figures.style import (
 from fedsweep.results.config_table import config_table, short_keys
 from fedsweep.results.curves import curve_of
 from fedsweep.results.keys import resolved
-from fedsweep.results.seed_statistics import finite
+from fedsweep.results.seed_statistics import finite, number_in
 from fedsweep.results.selection import FIGURE_NAMES, figure_name
 from fedsweep.results.settings import ReportRun, group_settings
 from fedsweep.results.view import SPENT
@@ -104,20 +104,13 @@ def _number_key(runs: Sequence[ReportRun], name: str) -> str:
     keys = list(dict.fromkeys(key for run in runs for key in run.flat))
     short = short_keys(config_table([run.flat for run in runs]).differing).values()
     chosen = resolved(name, keys, what="--x", candidates={*_axes(), *short})
-    if len(chosen) != 1 or not any(_number(run.flat.get(chosen[0], "")) is not None for run in runs):
+    if len(chosen) != 1 or not any(number_in(run.flat.get(chosen[0], "")) is not None for run in runs):
         raise ConfigError(f"--x {name}: {unknown_name('axis', name, _axes())}, or a key whose values are numbers")
     return chosen[0]
 
 
 def _axes() -> set[str]:
     return {*ACROSS, *(name for name, figure in FIGURE_NAMES.items() if figure in ACROSS)}
-
-
-def _number(text: str) -> float | None:
-    try:
-        return finite(float(text))
-    except ValueError:
-        return None
 
 
 @paper_style()
@@ -156,7 +149,7 @@ def _draw_over(axes: Axes, study: Study, worlds: Sequence[World], *, y: str, key
     for row in range(len(study.layout.rows)):
         points = []
         for setting in (study.settings[world.cells[row]] for world in worlds if row in world.cells):
-            value, estimate = _number(study.runs[setting.runs[0]].flat.get(key, "")), setting.over_seeds(y)
+            value, estimate = number_in(study.runs[setting.runs[0]].flat.get(key, "")), setting.over_seeds(y)
             if value is not None and finite(estimate.mean) is not None:
                 points.append((value, times * estimate.mean, times * (finite(estimate.sd) or 0.0)))
         if points:

@@ -27,7 +27,7 @@ from fedsweep.engine.per_client import client_accuracies, own_accuracies, own_mo
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError
 from fedsweep.experiment.build import build_experiment
-from fedsweep.experiment.build_world import part_of
+from fedsweep.experiment.build_world import dataset_of, part_of
 from fedsweep.experiment.experiment import Experiment, server_context, transformed
 from fedsweep.finished.evaluated import Evaluated
 from fedsweep.fleet.fleet import LocalFleet
@@ -287,10 +287,7 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
     else:
         config = load_config(source)
     config = resolve(load_config(config.tree(), [*_here(config), *overrides]))
-    scenario = config.scenario
-    dataset = load_dataset(
-        scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
-    )
+    dataset = dataset_of(config.scenario)
     experiment = build_experiment(config, dataset)
     layout, base = layout_of(experiment.template), constants_sha256(experiment.template)
     if model is not None:

@@ -10,13 +10,13 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.plan import Plan
 from fedsweep.driver.run import plan_run, resumable
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.runs.checkpoints.earlier import read_earlier, write_earlier
 from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.source_log import changed_since, refusal
-from fedsweep.world.data.datasets import load_dataset
 
 # Sections that a plan for another number of rounds may change, with what each says to the user.
 _SCENARIO = {"drift": "scenario.drift", "availability": "scenario.availability"}
@@ -69,10 +69,7 @@ def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Conf
 
 def _plan_with_same_past(config: Config, longer: Config, *, done: int) -> Plan:
     """Return the longer run; refused where it would not have played the rounds done as they were played."""
-    scenario = config.scenario
-    dataset = load_dataset(
-        scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
-    )
+    dataset = dataset_of(config.scenario)
     plan = plan_run(longer, dataset)
     if done and (reasons := [*_differences(plan_run(config, dataset).experiment, plan.experiment, done=done)]):
         raise ConfigError(

@@ -22,12 +22,12 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.forecast import planned_rounds, steps_by_client
 from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import FLOPS_PER_MAC
 from fedsweep.parameters.ranges import Checked, NotNegative
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import CONFIG, TRAFFIC, RunFolder
-from fedsweep.world.data.datasets import load_dataset
 from fedsweep.world.devices import client_time, jittered
 from fedsweep.world.topology import SERVER
 
@@ -123,15 +123,12 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
     if traffic is None:
         raise OutputError(f"{run.path}: has no {TRAFFIC}, which a replay reads; run it again")
     config = resolve(load_config(run.path / CONFIG))
-    scenario = config.scenario
-    dataset = load_dataset(
-        scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
-    )
+    dataset = dataset_of(config.scenario)
     before = after = plan_run(config, dataset).experiment
     is_there = True
     if devices:
         other = resolve(load_config(run.path / CONFIG, devices))
-        after, is_there = plan_run(other, dataset).experiment, other.scenario.devices == scenario.devices
+        after, is_there = plan_run(other, dataset).experiment, other.scenario.devices == config.scenario.devices
     return replayed(before, after, records, traffic, prices, is_there=is_there)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.figures.style import INK, Look
 from fedsweep.reports.charts import HEIGHT, SYMBOLS, Chart, drawn, plain, wrapped
 from fedsweep.results.config_table import ConfigTable, short_keys
-from fedsweep.results.seed_statistics import finite
+from fedsweep.results.seed_statistics import number_in
 from fedsweep.results.settings import Setting
 from fedsweep.results.texts import bytes_text, seconds_text
 from fedsweep.results.view import SPENT
@@ -113,8 +113,8 @@ def _tick(place: int, height: float, text: str, *, is_last: bool) -> dict[str, A
 
 def _values_axis(texts: Sequence[str]) -> _Axis:
     """Few values stand at even distances, in their order; many numbers where they belong."""
-    numbers = [_number(text) for text in texts]
-    distinct = sorted({*texts}, key=lambda text: (_number(text) is None, _number(text) or 0.0, text))
+    numbers = [number_in(text) for text in texts]
+    distinct = sorted({*texts}, key=lambda text: (number_in(text) is None, number_in(text) or 0.0, text))
     if len(distinct) > _FEW_VALUES and None not in numbers:
         return _range_axis(numbers, lambda value: f"{value:.4g}")
     height = {text: place / max(1, len(distinct) - 1) for place, text in enumerate(distinct)}
@@ -129,13 +129,6 @@ def _range_axis(values: Sequence[float | None], words: Callable[[float], str]) -
     heights = [None if v is None else round((v - low) / (high - low), 4) if high > low else 0.5 for v in values]
     ends = {0.0: words(low), 1.0: words(high)} if high > low else {0.5: words(low)} if present else {}
     return heights, list(ends.items()), [words(value) if value is not None else "-" for value in values]
-
-
-def _number(text: str) -> float | None:
-    try:
-        return finite(float(text))
-    except ValueError:
-        return None
 
 
 def _cut(text: str) -> str:

@@ -22,6 +22,7 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, FedsweepError, InputError
 from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.build_world import dataset_of
 from fedsweep.guard import guarded
 from fedsweep.reproduce.calibration import Speed, calibrate
 from fedsweep.reproduce.cells import Cell
@@ -29,7 +30,7 @@ from fedsweep.reproduce.given import taken_from_files
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
 from fedsweep.results.texts import seconds_text
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.world.data.datasets import DATASETS, Dataset, is_present, load_dataset, stand_in
+from fedsweep.world.data.datasets import DATASETS, Dataset, is_present, stand_in
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -110,14 +111,11 @@ class Estimator:
         key = json.dumps([scenario.dataset, scenario.root, scenario.image_size])
         if key not in self._datasets:
             self._datasets.clear()  # one at a time is enough, and some are large
-            size = scenario.image_size
             if scenario.dataset in DATASETS and not is_present(scenario.dataset, root=scenario.root):
                 self.absent[scenario.dataset] = None
-                self._datasets[key] = stand_in(scenario.dataset, image_size=size)
+                self._datasets[key] = stand_in(scenario.dataset, image_size=scenario.image_size)
             else:
-                self._datasets[key] = load_dataset(
-                    scenario.dataset, root=scenario.root, download=scenario.download, image_size=size
-                )
+                self._datasets[key] = dataset_of(scenario)
         return self._datasets[key]
 
     def _estimated(self, config: Config, experiment: Experiment) -> Cost:

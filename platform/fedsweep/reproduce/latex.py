@@ -24,7 +24,7 @@ from fedsweep.reproduce.cell_texts import (
 )
 from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.results.texts import clean
-from fedsweep.results.typeset import latex_text
+from fedsweep.results.typeset import latex_row_name, latex_text
 
 # Points: of a column of two, and of a page.
 COLUMN, PAGE = 240.0, 500.0
@@ -142,7 +142,7 @@ def _tabular(grid: Grid) -> list[str]:
     for number, row in enumerate(grid.rows):
         lines += [r"\addlinespace[2pt]"] if shape.is_stacked and number else []
         cells = [_cell(cell_text(grid, row, heading), is_stacked=shape.is_stacked) for heading in shown]
-        names = [_opened(latex_text(line)) for line in _name(grid, row)]
+        names = [latex_row_name(line) for line in _name(grid, row)]
         lines += [_line(parts) for parts in zip_longest(names, *cells, fillvalue="") if any(parts)]
     return [*lines, r"\bottomrule", r"\end{tabular}}"]
 
@@ -181,8 +181,3 @@ def _cell(text: CellText, *, is_stacked: bool) -> list[str]:
 
 def _line(parts: Sequence[str]) -> str:
     return rf"{' & '.join(parts)} \\"
-
-
-def _opened(name: str) -> str:
-    """The end of the row above would take a bracket or a star for its own argument."""
-    return f"{{}}{name}" if name[:1] in ("[", "*") else name

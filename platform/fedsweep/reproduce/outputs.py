@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedsweep import __version__
-from fedsweep.bounded import parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.formats import FORMS, as_html, html_fragment
 from fedsweep.reproduce.measured.claims import findings
 from fedsweep.reproduce.measured.grid import Grid, GridCell, deviates, lies_within
-from fedsweep.runs.files import atomic_write
+from fedsweep.runs.files import atomic_write, read_json
 from fedsweep.runs.find import find_runs
 
 if TYPE_CHECKING:
@@ -97,12 +96,7 @@ def read_grid(folder: Path) -> Grid:
         OutputError: It can't be read, is damaged or of another version.
     """
     path = folder / MEASURED
-    try:
-        tree = parse_json(read_regular(path, max_bytes=_MOST_BYTES))
-    except OSError as error:
-        raise OutputError(f"{path}: not readable: {error.strerror or error}") from error
-    except ValueError as error:
-        raise OutputError(f"{path}: not readable as JSON: {error}") from error
+    tree = read_json(path, max_bytes=_MOST_BYTES)
     if not isinstance(tree, dict) or tree.get("format") != _FORMAT or tree.get("version") != _VERSION:
         raise OutputError(f"{path}: not a table that fedsweep {__version__} wrote")
     try:

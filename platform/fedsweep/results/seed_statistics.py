@@ -61,6 +61,14 @@ class Difference:
     is_real: bool
 
 
+def number_in(text: str) -> float | None:
+    """Return the finite number that a text is; None for other texts."""
+    try:
+        return finite(float(text))
+    except ValueError:
+        return None
+
+
 def finite(value: Any) -> float | None:
     """Return the value where it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):

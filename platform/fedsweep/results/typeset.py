@@ -99,8 +99,8 @@ def latex_text(text: object) -> str:
     return "".join(_LATEX.get(character, character) for character in apart)
 
 
-def _latex_row_name(name: object) -> str:
-    # The end of the row above would take a bracket or a star for its own argument.
+def latex_row_name(name: object) -> str:
+    """Return a name as :func:`latex_text` does; the end of the row above would take a bracket or a star for its own."""
     return re.sub(r"^(?=[\[*])", "{}", latex_text(name))
 
 
@@ -112,7 +112,7 @@ def latex_tabular(frame: pd.DataFrame) -> list[str]:
     """
     names: list[Any] = [None if name is None else latex_text(name) for name in frame.columns.names]
     frame = frame.rename_axis(columns=names)
-    style = frame.style.format_index(_latex_row_name, axis="index").format_index(latex_text, axis="columns")
+    style = frame.style.format_index(latex_row_name, axis="index").format_index(latex_text, axis="columns")
     columns = f"l{'r' * len(frame.columns)}"
     lines = style.to_latex(hrules=True, column_format=columns, multicol_align="c").splitlines()
     if frame.columns.nlevels > 1:

@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fedsweep.bounded import open_regular
+from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import DataError, OutputError
 
 TEMPORARY = ".tmp"
@@ -80,6 +81,32 @@ def sweep_dead_temporaries(folder: Path) -> None:
         if named and int(named[1]) != os.getpid():
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file as :func:`atomic_write` does.
+
+    Raises:
+        OutputError: It can't be written.
+    """
+    try:
+        atomic_write(path, data)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def read_json(path: Path, *, max_bytes: int = MOST_TEXT_BYTES) -> Any:
+    """Read a JSON document of a folder that somebody else may have prepared.
+
+    Raises:
+        OutputError: It is missing, can't be read, is too large or no JSON.
+    """
+    try:
+        return parse_json(read_regular(path, max_bytes=max_bytes))
+    except OSError as error:
+        raise OutputError(f"{path}: not readable: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OutputError(f"{path}: not readable as JSON: {error}") from error
 
 
 def read_plain(path: Path, *, size: int | None = None, max_size: int | None = None) -> bytes:

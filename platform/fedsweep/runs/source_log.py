@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.runs.checkpoints.checkpoint import newest_round
-from fedsweep.runs.files import SOURCES, atomic_write
+from fedsweep.runs.files import SOURCES, read_json, write_file
 from fedsweep.runs.sources import Sources, changes
 
 ALLOW = "--allow-changed-code"
@@ -53,10 +53,7 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
         if not allow_changed:
             raise ConfigError(refusal(folder, changed))
         stretches.append(Stretch(first_round=played + 1, sources=sources, changed=changed))
-    try:
-        atomic_write(folder / SOURCES, f"{json.dumps([*map(vars, stretches)], indent=1)}\n".encode())
-    except OSError as error:
-        raise OutputError(f"{folder / SOURCES}: cannot be written: {error.strerror or error}") from error
+    write_file(folder / SOURCES, f"{json.dumps([*map(vars, stretches)], indent=1)}\n".encode())
 
 
 def changes_on_the_way(folder: Path) -> list[str]:
@@ -92,14 +89,9 @@ def read_log(folder: Path) -> tuple[Stretch, ...]:
         OutputError: The file is damaged.
     """
     path = folder / SOURCES
-    try:
-        entries = parse_json(read_regular(path, max_bytes=MOST_TEXT_BYTES))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return ()
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise OutputError(f"{path}: not readable as JSON: {error}") from error
+    entries = read_json(path)
     if not isinstance(entries, list) or not all(map(_is_stretch, entries)):
         raise OutputError(f"{path}: it must be a list of rounds with the hashes of their sources")
     return tuple(Stretch(**entry) for entry in entries)

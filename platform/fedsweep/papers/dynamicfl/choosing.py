@@ -24,7 +24,7 @@ from pydantic import Field
 
 from fedsweep.algorithms.dynamicfl import chooser, names, scores
 from fedsweep.config.base import Count
-from fedsweep.errors import ConfigError, OutputError, ResourceError, unknown_name
+from fedsweep.errors import ConfigError, ResourceError, unknown_name
 from fedsweep.experiment.build_world import build_world
 from fedsweep.papers.dynamicfl.choices import FIGURES_OF, Choices, draw_choices
 from fedsweep.reproduce.cells import Cell, stand_in_of, standing_of
@@ -35,7 +35,7 @@ from fedsweep.reproduce.measured.grid import Grid, GridCell, grid_of, summed_up
 from fedsweep.reproduce.measured.table_kind import TableKind
 from fedsweep.reproduce.outputs import FIGURES
 from fedsweep.results.seed_statistics import mean
-from fedsweep.runs.files import atomic_write
+from fedsweep.runs.files import write_file
 from fedsweep.streams import Stream, stream
 from fedsweep.world.label_stats import population
 
@@ -243,7 +243,4 @@ def _write_csv(choices: Sequence[Choices], path: Path) -> None:
     for c in choices:
         figures = [repr(c.value(name)) for name in FIGURES_OF]
         writer.writerow([c.row, c.column, c.seed, c.active, c.size, len(c.seconds), *figures])
-    try:
-        atomic_write(path, text.getvalue().encode())
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+    write_file(path, text.getvalue().encode())

@@ -7,9 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import OutputError
-from fedsweep.runs.files import EARLIER, atomic_write
+from fedsweep.runs.files import EARLIER, read_json, write_file
 
 
 def write_earlier(folder: Path, hashes: Sequence[str]) -> None:
@@ -18,10 +17,7 @@ def write_earlier(folder: Path, hashes: Sequence[str]) -> None:
     Raises:
         OutputError: It can't be written.
     """
-    try:
-        atomic_write(folder / EARLIER, f"{json.dumps(list(dict.fromkeys(hashes)), indent=1)}\n".encode())
-    except OSError as error:
-        raise OutputError(f"{folder / EARLIER}: cannot be written: {error.strerror or error}") from error
+    write_file(folder / EARLIER, f"{json.dumps(list(dict.fromkeys(hashes)), indent=1)}\n".encode())
 
 
 def read_earlier(folder: Path) -> tuple[str, ...]:
@@ -33,12 +29,7 @@ def read_earlier(folder: Path) -> tuple[str, ...]:
     path = folder / EARLIER
     if not os.path.lexists(path):
         return ()
-    try:
-        hashes = parse_json(read_regular(path, max_bytes=MOST_TEXT_BYTES))
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise OutputError(f"{path}: not readable as JSON: {error}") from error
+    hashes = read_json(path)
     if not isinstance(hashes, list) or not all(isinstance(item, str) for item in hashes):
         raise OutputError(f"{path}: it must be a list of the configurations' hashes")
     return tuple(hashes)

@@ -58,6 +58,18 @@ def _find_in(folders: list[Path]) -> Path | None:
     return None
 
 
+def _located(name: str, folder: Path | None, root: Path) -> tuple[Path, tuple[str, ...], list[Path]]:
+    """Return LEAF's folder where there is one, its parts, and the files in them."""
+    if folder is None:
+        raise DataError(
+            f"data set {name!r} is not under {root}; clone https://github.com/TalwalkarLab/leaf, run"
+            f" data/{name}/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, and copy data/{name}/data/train and"
+            f" data/{name}/data/test (or all_data) to {root / name}; fedsweep does not download it"
+        )
+    parts = ("train", "test") if any((folder / "train").glob("*.json")) else ("all_data",)
+    return folder, parts, [file for part in parts for file in sorted((folder / part).glob("*.json"))]
+
+
 def load_femnist(root: Path, *, download: bool) -> Dataset:
     """Load FEMNIST, 28 x 28 grey, 62 classes, each sample with its writer, of the test too.
 
@@ -70,16 +82,7 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
         DataError: the files are not there (they have to be made with LEAF's scripts, ``download`` changes nothing), or
             one is damaged.
     """
-    folder = find_femnist(root)
-    if folder is None:
-        raise DataError(
-            f"data set 'femnist' is not under {root}; clone https://github.com/TalwalkarLab/leaf, run "
-            "data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, and copy data/femnist/data/train and "
-            f"data/femnist/data/test (or all_data) to {root / 'femnist'}; fedsweep does not download it"
-        )
-    has_split = any((folder / "train").glob("*.json"))
-    parts = ("train", "test") if has_split else ("all_data",)
-    sources = [file for part in parts for file in sorted((folder / part).glob("*.json"))]
+    folder, parts, sources = _located("femnist", find_femnist(root), root)
     _warn_of_gaps(folder, parts)
     arrays = cached_arrays("femnist-with-writers", sources=sources, decode=lambda: _decode(folder, parts))
     class_names = [*string.digits, *string.ascii_uppercase, *string.ascii_lowercase]
@@ -98,16 +101,7 @@ def load_shakespeare(root: Path, *, download: bool) -> Dataset:
         DataError: the files are not there (they have to be made with LEAF's scripts, ``download`` changes nothing), or
             one is damaged.
     """
-    folder = find_shakespeare(root)
-    if folder is None:
-        raise DataError(
-            f"data set 'shakespeare' is not under {root}; clone https://github.com/TalwalkarLab/leaf, run "
-            "data/shakespeare/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, and copy data/shakespeare/data/train and "
-            f"data/shakespeare/data/test (or all_data) to {root / 'shakespeare'}; fedsweep does not download it"
-        )
-    has_split = any((folder / "train").glob("*.json"))
-    parts = ("train", "test") if has_split else ("all_data",)
-    sources = [file for part in parts for file in sorted((folder / part).glob("*.json"))]
+    folder, parts, sources = _located("shakespeare", find_shakespeare(root), root)
     arrays = cached_arrays("shakespeare", sources=sources, decode=lambda: _decode_lines(folder, parts))
 
     def samples(part: str) -> Samples:
