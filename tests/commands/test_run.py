@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+import fedsweep as fedsweep_package
+from fedsweep.client.modules import BoundModule
 from fedsweep.commands.running.one_run import summary
 from fedsweep.config import yaml12
 from fedsweep.config.load import load_config
@@ -38,10 +41,35 @@ def test_run_prints_plain_lines_and_last_a_summary_with_folder_and_command(confi
     assert [path.name for path in Path().iterdir()] == ["here"]
 
 
-def test_quiet_run_prints_the_summary_alone(config: Path, fedsweep: Command) -> None:
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The package's functions that lead to each step; comprehensions and lambdas are parts of others."""
+    ways: list[list[str]] = []
+    descend, package = BoundModule.descend, str(Path(fedsweep_package.__path__[0]).resolve())
+
+    def noted(*arguments: Any) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        names = ["descend"]
+        while frame is not None:
+            code = frame.f_code
+            if str(Path(code.co_filename).resolve()).startswith(package) and not code.co_name.startswith("<"):
+                names.append(code.co_name)
+            frame = frame.f_back
+        ways.append(names[::-1])
+        return descend(*arguments)
+
+    monkeypatch.setattr(BoundModule, "descend", noted)
+    return ways
+
+
+def test_a_quiet_run_prints_the_summary_alone_and_a_step_is_few_calls_away(
+    config: Path, fedsweep: Command, ways: list[list[str]]
+) -> None:
     code, out, err = fedsweep("run", config, "--out", "run", "--quiet")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 1 and out.startswith("finished: ")
+    # Typer's group of commands is one of our own, which says how an interrupted command is given again.
+    assert len(ways) == 2 * 2 * 2 and all(len(way) <= 13 + 1 and way[:2] == ["main", "invoke"] for way in ways), ways[0]
 
 
 def test_run_without_out_makes_a_folder_of_its_name_below_runs(config: Path, fedsweep: Command) -> None:

@@ -185,31 +185,38 @@ def run_plan(
                 begin_log(folder, plan.sources, resume=False, allow_changed=False)
             phases.enter("clients", f"{plan.num_actors} client actors" if plan.num_actors else None)
             with open_session(plan, folder) as session:
-                result = _drive(plan, session, folder, observers=observers, resume=resume, phases=phases)
+                with _told_of_its_end(session, folder, observers, phases):
+                    step = _begin(plan, session, folder, observers=observers, resume=resume, phases=phases)
+                    while step.stopped_by is None:
+                        _tell(observers, step)
+                        step = session.step()
+                        phases.round_done()
+                    _tell(observers, step)
+                    phases.enter("results", "results")
+                    result = _end(session, observers, "finished", None, phases)
                 phases.enter("end")
         return _timed(result, folder, phases)
 
 
-def _drive(
+def _begin(
     plan: Plan, session: Session, folder: Path, *, observers: Sequence[Observer], resume: bool, phases: Phases
-) -> dict[str, Any]:
-    """Play round by round to the end; whatever ends the run, folder and observers learn of it."""
+) -> Step:
+    """Open the session, and return what is to be told before the first round."""
+    opened = session.open(resume=resume)
+    info = run_info(plan, folder, opened, resume=resume)
+    phases.enter("mlflow")
+    for observer in observers:
+        observer.started(info)
+    session.listen(observers)
+    phases.rounds()
+    return Step(record=None, stopped_by=None, messages=opened.messages)
+
+
+@contextlib.contextmanager
+def _told_of_its_end(session: Session, folder: Path, observers: Sequence[Observer], phases: Phases) -> Iterator[None]:
+    """Play the rounds within it: whatever ends the run before its end, folder and observers learn of it."""
     try:
-        opened = session.open(resume=resume)
-        info = run_info(plan, folder, opened, resume=resume)
-        phases.enter("mlflow")
-        for observer in observers:
-            observer.started(info)
-        session.listen(observers)
-        phases.rounds()
-        step = Step(record=None, stopped_by=None, messages=opened.messages)
-        while step.stopped_by is None:
-            _tell(observers, step)
-            step = session.step()
-            phases.round_done()
-        _tell(observers, step)
-        phases.enter("results", "results")
-        return _end(session, observers, "finished", None, phases)
+        yield
     except KeyboardInterrupt:
         try:
             session.save()

@@ -17,6 +17,8 @@ from fedsweep.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
+    from fedsweep.driver.phases import Phases
+    from fedsweep.driver.plan import Plan
     from fedsweep.fleet.ray_start import ClusterStart
 
 _WRONG = 2
@@ -36,7 +38,36 @@ class PlayOptions:
 def play(config: Config, folder: Path, options: PlayOptions) -> None:
     """Play a run, or go on with the one in its folder, and say how it ended."""
     try:
-        result = _played(config, folder, options)
+        from fedsweep.driver.phases import Phases, process_began
+        from fedsweep.fleet.ray_start import early_cluster, early_needs
+        from fedsweep.tracking.mlflow_store import resolve_uri
+        from fedsweep.tracking.terminal.run_progress import make_progress
+
+        if not options.resume and folder.exists():  # or Ray would be up before it is refused
+            from fedsweep.runs.run_folder import RunFolder
+
+            RunFolder(folder).check_free(overwrite=options.overwrite)
+        resolve_uri(config.tracking.uri, out=folder)
+        # What takes long is imported when the user sees that something goes on.
+        with (
+            make_progress(quiet=options.quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress,
+            early_cluster(None if options.dashboard else early_needs(config), folder) as begun,
+        ):
+            phases = Phases(began=process_began(), first="command", say=progress.waiting)
+            phases.enter("libraries", "libraries")
+            from fedsweep.driver.run import Launch, run_plan
+            from fedsweep.tracking.loggers.registry import make_observers
+
+            plan = _planned(config, options, phases, begun)
+            changed = options.allow_changed_code
+            result = run_plan(
+                plan,
+                folder,
+                observers=[*make_observers(plan.config, folder), progress],
+                resume=options.resume,
+                overwrite=options.overwrite,
+                launch=Launch(phases=phases, dashboard=options.dashboard, begun=begun, allow_changed_code=changed),
+            )
     except KeyboardInterrupt:
         note(_after_interrupt(folder, command("run", "--resume", folder)))
         raise typer.Exit(INTERRUPTED) from None
@@ -45,51 +76,23 @@ def play(config: Config, folder: Path, options: PlayOptions) -> None:
     print(summary(result, folder, opened_by=_comparison(config, folder)), flush=True)
 
 
-def _played(config: Config, folder: Path, options: PlayOptions) -> Mapping[str, Any]:
-    from fedsweep.driver.phases import Phases, process_began
-    from fedsweep.fleet.ray_start import early_cluster, early_needs
-    from fedsweep.tracking.mlflow_store import resolve_uri
-    from fedsweep.tracking.terminal.run_progress import make_progress
+def _planned(config: Config, options: PlayOptions, phases: Phases, begun: ClusterStart | None) -> Plan:
+    from fedsweep.catalog import resolve
+    from fedsweep.driver.run import plan_run
 
-    if not options.resume and folder.exists():  # or Ray would be up before it is refused
-        from fedsweep.runs.run_folder import RunFolder
-
-        RunFolder(folder).check_free(overwrite=options.overwrite)
-    resolve_uri(config.tracking.uri, out=folder)
-    # What takes long is imported when the user sees that something goes on.
-    with (
-        make_progress(quiet=options.quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress,
-        early_cluster(None if options.dashboard else early_needs(config), folder) as begun,
-    ):
-        phases = Phases(began=process_began(), first="command", say=progress.waiting)
-        phases.enter("libraries", "libraries")
-        from fedsweep.catalog import resolve
-        from fedsweep.driver.run import Launch, plan_run, run_plan
-        from fedsweep.tracking.loggers.registry import make_observers
-
-        with told_before_ray_ends(begun):
-            config = resolve(config)  # names and parameters need no Ray to be wrong
-            if begun is not None:
-                phases.enter("ray", "Ray")
-                begun.wait()
-                phases.enter("plan")
-            plan = plan_run(config, phases=phases)
-        if options.dashboard and (not plan.num_actors or config.runtime.address is not None):
-            raise ConfigError(
-                f"--dashboard is for a Ray cluster that the run starts, but it runs {plan.backend}; leave"
-                " runtime.address out and set runtime.backend=ray"
-            )
-        changed = options.allow_changed_code
-        launch = Launch(phases=phases, dashboard=options.dashboard, begun=begun, allow_changed_code=changed)
-        watching = make_observers(plan.config, folder)
-        return run_plan(
-            plan,
-            folder,
-            observers=[*watching, progress],
-            resume=options.resume,
-            overwrite=options.overwrite,
-            launch=launch,
+    with told_before_ray_ends(begun):
+        config = resolve(config)  # names and parameters need no Ray to be wrong
+        if begun is not None:
+            phases.enter("ray", "Ray")
+            begun.wait()
+            phases.enter("plan")
+        plan = plan_run(config, phases=phases)
+    if options.dashboard and (not plan.num_actors or config.runtime.address is not None):
+        raise ConfigError(
+            f"--dashboard is for a Ray cluster that the run starts, but it runs {plan.backend}; leave"
+            " runtime.address out and set runtime.backend=ray"
         )
+    return plan
 
 
 @contextmanager
