@@ -18,7 +18,7 @@ from fedsweep.cli import main
 from fedsweep.driver.observers import Observer
 from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
-from fedsweep.tracking.mlflow_observer import MlflowObserver
+from fedsweep.tracking import mlflow_observer
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import sqlite_uri
 from fedsweep.tracking.mlflow_sync import FolderSync
@@ -39,8 +39,8 @@ def _impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("tiny.yaml").write_text(TINY)
     monkeypatch.setattr(FolderSync.send, "__kwdefaults__", {"patience_s": 0.01})
-    defaults = {**(MlflowObserver.__init__.__kwdefaults__ or {}), "patience_s": 0.01, "every_s": 0.01}
-    monkeypatch.setattr(MlflowObserver.__init__, "__kwdefaults__", defaults)
+    monkeypatch.setattr(mlflow_observer, "_EVERY_S", 0.01)
+    monkeypatch.setattr(mlflow_observer, "_PATIENCE_S", 0.01)
 
 
 def points(store: Path) -> Keys:

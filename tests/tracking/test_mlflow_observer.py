@@ -302,15 +302,23 @@ def test_many_rounds_are_sent_in_batches_that_a_store_takes(
     assert [step for step, _ in points(store, run, "lr")] == list(range(1, 161))
 
 
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What :class:`Watched` sets is put back."""
+    for name in ("_EVERY_S", "_PATIENCE_S", "_warn"):
+        monkeypatch.setattr(mlflow_observer, name, getattr(mlflow_observer, name))
+
+
 class Watched:
     """An observer that looks at its folder all the time, and what it warned of."""
 
-    def __init__(self, store: Path | str, folder: Path, **options: Any) -> None:
+    def __init__(self, store: Path | str, folder: Path, *, every_s: float = 0.01) -> None:
         self.warnings: list[str] = []
         self.folder, self.records = RunFolder(folder), list[RoundRecord]()
         uri = store if isinstance(store, str) else sqlite_uri(store)
-        options = {"every_s": 0.01, "patience_s": 0.01, **options}
-        self.observer = MlflowObserver(uri, experiment="fedsweep", warn=self.warnings.append, **options)
+        mlflow_observer._EVERY_S, mlflow_observer._PATIENCE_S = every_s, 0.01
+        mlflow_observer._warn = self.warnings.append  # type: ignore[assignment]
+        self.observer = MlflowObserver(uri, experiment="fedsweep")
         self.info = RunInfo(name="run", folder=folder, config=CONFIG, planned_rounds=9)
 
     def round_done(self, number: int) -> None:
@@ -449,7 +457,7 @@ def test_a_server_that_means_no_good_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr(BackgroundCall.wait, "__kwdefaults__", {"silent_s": 2.0, "at_most_s": 30.0})
     with serving(answer) as uri:
-        watched = Watched(uri, folder, every_s=60.0, silent_s=2.0)
+        watched = Watched(uri, folder, every_s=60.0)
         began = time.monotonic()
         with pytest.raises(ResourceError) as refused:
             watched.observer.check()

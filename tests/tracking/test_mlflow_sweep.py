@@ -51,13 +51,15 @@ Make = Callable[..., SweepTracker]
 
 @pytest.fixture
 def make(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Makes trackers that rest no longer than ``every_s``: here nobody else needs the machine."""
+    """Makes trackers that rest no longer than ``every_s`` and warn of nothing: here nobody else needs the machine."""
     monkeypatch.setattr(mlflow_sweep, "_REST", 0.0)
+    monkeypatch.setattr(mlflow_sweep, "_warn", pytest.fail)
     folder = tmp_path / "sweep"
     folder.mkdir()
 
     def begin(every_s: float = 0.01) -> SweepTracker:
-        tracker = SweepTracker(uri=sqlite_uri(store), experiment="e", folder=folder, warn=pytest.fail, every_s=every_s)
+        monkeypatch.setattr(mlflow_sweep, "_EVERY_S", every_s)
+        tracker = SweepTracker(uri=sqlite_uri(store), experiment="e", folder=folder)
         tracker.start(name="s", config={"seed": 0}, tags={})
         return tracker
 
@@ -202,10 +204,12 @@ def test_the_parents_figures_are_the_last_sweeps(make: Make, store: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_store_that_is_gone_costs_one_warning_and_can_be_caught_up(store: Path, tmp_path: Path, make: Make) -> None:
+def test_a_store_that_is_gone_costs_one_warning_and_can_be_caught_up(
+    store: Path, tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracker, trials = make(), [trial(tmp_path / "sweep", k) for k in (1, 2)]
     said: list[str] = []
-    tracker.warn = said.append
+    monkeypatch.setattr(mlflow_sweep, "_warn", said.append)
     for one in trials:
         finished(one, 2)
     lock = sqlite3.connect(store, isolation_level=None)
@@ -215,7 +219,7 @@ def test_a_store_that_is_gone_costs_one_warning_and_can_be_caught_up(store: Path
     lock.close()
     assert len(said) == 1 and "sweep --resume" in said[0]
     make().finish(trials, status="finished")
-    assert steps(store, "train_loss") == expected(trials, 2)
+    assert len(said) == 1 and steps(store, "train_loss") == expected(trials, 2)
 
 
 def begun(store: Path, folder: Path, *, experiment: str | None = None, name: str = "study") -> SweepTracker:
@@ -226,7 +230,6 @@ def begun(store: Path, folder: Path, *, experiment: str | None = None, name: str
         uri=sqlite_uri(store),
         experiment=experiment,
         folder=folder,
-        warn=pytest.fail,
     )
     tracker.start(name=name, config={"seed": 0}, tags={})
     one = trial(folder, 1)

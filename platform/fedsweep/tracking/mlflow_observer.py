@@ -10,18 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedsweep.driver.observers import Observer, RunInfo
-from fedsweep.runs.background import SILENT_S, BackgroundCall
+from fedsweep.runs.background import BackgroundCall
 from fedsweep.tracking.mlflow_run import note_complete
 from fedsweep.tracking.mlflow_store import check_store, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync
 
+# The store is at least so far behind the folder, which itself is rewritten every few seconds.
+_EVERY_S = 5.0
 # After each try the thread rests for this many times as long as it took, so that the run has the machine.
 _REST = 20.0
-_LOGGER = logging.getLogger("fedsweep")
+# How long the end of a run waits for a store that is locked.
+_PATIENCE_S = 5.0
+_warn = logging.getLogger("fedsweep").warning
 
 
 class MlflowObserver(Observer):
@@ -30,27 +34,12 @@ class MlflowObserver(Observer):
     Args:
         uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         experiment: The MLflow experiment.
-        every_s: The store is at least this far behind the folder, which itself is rewritten every few seconds.
-        patience_s: How long the end of a run waits for a store that is locked.
-        silent_s: How long it waits for one that says nothing.
-        warn: Takes what the user should know, in one line.
     """
 
     phase = "mlflow"
 
-    def __init__(
-        self,
-        uri: str,
-        *,
-        experiment: str,
-        every_s: float = 5.0,
-        patience_s: float = 5.0,
-        silent_s: float = SILENT_S,
-        warn: Callable[[str], None] = _LOGGER.warning,
-    ) -> None:
+    def __init__(self, uri: str, *, experiment: str) -> None:
         self._uri, self._experiment = uri, experiment
-        self._every_s, self._patience_s, self._silent_s = every_s, patience_s, silent_s
-        self._warn = warn
         self._status, self._over = "", threading.Event()
         self._begun: tuple[FolderSync, BackgroundCall[None]] | None = None
 
@@ -73,29 +62,29 @@ class MlflowObserver(Observer):
         (sync, call), self._status = self._begun, status
         self._over.set()
         try:
-            call.wait(silent_s=self._silent_s)
+            call.wait()
         except Exception as error:  # MLflow's, SQLAlchemy's, requests' and the system's
             folder = sync.folder
             # A run that failed may have done so at its folder.
             has = "" if status == "failed" else f" {folder} has everything, and"
-            self._warn(
+            _warn(
                 f"the MLflow run {sync.run_id or '(never begun)'} in {self._uri} lacks {sync.lacking()}"
                 f" ({reason_of(error)});{has} fedsweep sync {folder} logs what is missing"
             )
 
     def _follow(self, sync: FolderSync) -> None:
         """Send what there is, again and again, and everything at the end."""
-        pause, warned = self._every_s, False
+        pause, warned = _EVERY_S, False
         while not self._over.wait(pause):
             began = time.monotonic()
             try:
                 sync.send()
             except Exception as error:
                 if not warned:
-                    self._warn(f"MLflow: {reason_of(error)}; training goes on, and logging is tried again")
+                    _warn(f"MLflow: {reason_of(error)}; training goes on, and logging is tried again")
                 warned = True
-            pause = max(self._every_s, _REST * (time.monotonic() - began))
+            pause = max(_EVERY_S, _REST * (time.monotonic() - began))
         status = ""
         while status != self._status:  # whoever is interrupted while this goes on has ended otherwise
             status = self._status
-            sync.send(status, patience_s=self._patience_s)
+            sync.send(status, patience_s=_PATIENCE_S)

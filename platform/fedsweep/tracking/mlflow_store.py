@@ -174,10 +174,10 @@ def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
     return True
 
 
-def probe_store(uri: str, *, patience_s: float = PATIENCE_S, answer_s: float = SILENT_S) -> None:
+def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
     """Sees whether a store can be written right now, waiting so many seconds for a lock or a database.
 
-    A server of MLflow's may take longer for its answer; by default as long as anybody waits for one.
+    A server of MLflow's may take longer for its answer: as long as anybody waits for one.
 
     Raises:
         ResourceError: It cannot, in one line.
@@ -187,7 +187,7 @@ def probe_store(uri: str, *, patience_s: float = PATIENCE_S, answer_s: float = S
         if path is not None:
             _probe_sqlite(path, patience_s)
         elif uri.startswith(("http://", "https://")):
-            _probe_server(uri, answer_s)
+            _probe_server(uri)
         else:
             _probe_database(uri, patience_s)
     except (OSError, sqlite3.Error) as error:
@@ -318,11 +318,11 @@ def _has_tables(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _probe_server(uri: str, patience_s: float) -> None:
+def _probe_server(uri: str) -> None:
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]  # urllib knows no passwords in addresses
     try:
-        with urllib.request.urlopen(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health", timeout=patience_s):
+        with urllib.request.urlopen(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health", timeout=SILENT_S):
             return
     except urllib.error.HTTPError as error:
         # Whoever answers is there; what it thinks of the request is found out when the store is opened.

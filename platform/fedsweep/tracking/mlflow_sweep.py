@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 _SHORT_PATIENCE_S = 0.5
 # At the end, for each trial of which the store may lack everything.
 _TRIAL_S = 5.0
+# The store is at least so far behind the folders.
+_EVERY_S = 5.0
 # After each pass the thread rests for this many times as long as it took.
 _REST = 5.0
-_LOGGER = logging.getLogger("fedsweep")
+_warn = logging.getLogger("fedsweep").warning
 
 
 @dataclass(kw_only=True)
@@ -43,15 +45,11 @@ class SweepTracker:
         uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         experiment: The MLflow experiment; None: one that the sweep has to itself. One that goes on stays where it is.
         folder: The sweep's folder.
-        warn: Takes what the user should know, in one line.
-        every_s: The store is at least this far behind the folders.
     """
 
     uri: str
     experiment: str | None
     folder: Path
-    warn: Callable[[str], None] = _LOGGER.warning
-    every_s: float = 5.0
     _syncs: dict[str, FolderSync] = field(default_factory=dict, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)
@@ -142,7 +140,7 @@ class SweepTracker:
             self._trouble, incomplete = reason_of(error), 1
         incomplete += sum(not is_complete(trial.folder, self.uri) for trial in played)
         if incomplete:
-            self.warn(
+            _warn(
                 f"MLflow: {incomplete} runs in {self.uri} are incomplete ({self._trouble}); the folders have"
                 " everything, and sweep --resume logs what is missing"
             )
@@ -152,12 +150,12 @@ class SweepTracker:
         return _SHORT_PATIENCE_S if self._trouble else PATIENCE_S
 
     def _follow(self) -> None:
-        pause = self.every_s
+        pause = _EVERY_S
         while not self._over.wait(pause):
             began = time.monotonic()
             with contextlib.suppress(Exception):  # it is noted
                 self._send_all()
-            pause = max(self.every_s, _REST * (time.monotonic() - began))
+            pause = max(_EVERY_S, _REST * (time.monotonic() - began))
         self._end()
 
     def _send_all(self) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from fedsweep.config.schema import Config
 
+_FOLLOWED_EVERY_S = 5.0
 _ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, SCENARIO)
 
 
@@ -195,7 +196,7 @@ def complete(folder: Path, config: Config) -> str:
     return "MLflow has everything of it now"
 
 
-def follow_run(folder: Path, config: Config, *, every_s: float = 5.0) -> None:
+def follow_run(folder: Path, config: Config) -> None:
     """Send the folder of a run that another process plays, again and again until that one ends.
 
     Raises:
@@ -209,7 +210,7 @@ def follow_run(folder: Path, config: Config, *, every_s: float = 5.0) -> None:
     while _is_played(folder):
         with contextlib.suppress(Exception):  # the next time, or at the end, where trouble is said
             BackgroundCall(sync.send).wait(at_most_s=None)
-        time.sleep(every_s)
+        time.sleep(_FOLLOWED_EVERY_S)
 
 
 def _is_played(folder: Path) -> bool:
