@@ -1,6 +1,7 @@
-"""What Ray Tune costs: 16 short local trials on two cores against two plain processes over the same experiments.
+"""What Ray Tune costs: local trials on two cores against two plain processes over the same experiments.
 
-    python tests/benchmarks/bench_sweep.py [--rounds N]
+    python tests/benchmarks/bench_sweep.py                                     16 trials of a few seconds
+    python tests/benchmarks/bench_sweep.py --trials 1000 --rounds 5 --steps 5  1,000 of a tenth of a second
 
 Start-up is left out on both sides, and printed apart: a sweep is timed from its first trial's start to its last trial's
 end, the plain loop between the moments when both processes have imported everything and when the later one is done.
@@ -27,14 +28,14 @@ from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 TARGET = 1.25
 
 
-def configuration(rounds: int, *, tracking: str) -> dict[str, Any]:
-    """Sixteen trials of a few seconds."""
+def configuration(given: argparse.Namespace, *, tracking: str) -> dict[str, Any]:
+    """So many seeds of an MLP on digits."""
     return {
         "name": "bench",
         "scenario": {"clients": 10, "partition": {"kind": "iid"}},
-        "training": {"rounds": rounds, "cohort_size": 5, "local_steps": 40},
+        "training": {"rounds": given.rounds, "cohort_size": 5, "local_steps": given.steps},
         "tracking": {"uri": tracking},
-        "sweep": {"space": {"seed": {"grid": list(range(16))}}},
+        "sweep": {"space": {"seed": {"grid": list(range(given.trials))}}},
     }
 
 
@@ -91,13 +92,15 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=40)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=40)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        alone, waited = plain_seconds(configuration(rounds, tracking="none"), folder)
+        alone, waited = plain_seconds(configuration(given, tracking="none"), folder)
         print(f"two plain processes: {alone:.1f} s (start-up apart: {waited:.1f} s)", flush=True)
-        bare, waited = sweep_seconds(configuration(rounds, tracking="none"), f"{folder}/a")
+        bare, waited = sweep_seconds(configuration(given, tracking="none"), f"{folder}/a")
         print(f"sweep without MLflow: {bare:.1f} s, {bare / alone:.2f} x (start-up apart: {waited:.1f} s)", flush=True)
-        logged, waited = sweep_seconds(configuration(rounds, tracking=f"sqlite:///{folder}/mlflow.db"), f"{folder}/b")
+        logged, waited = sweep_seconds(configuration(given, tracking=f"sqlite:///{folder}/mlflow.db"), f"{folder}/b")
     print(f"sweep with MLflow: {logged:.1f} s, {logged / alone:.2f} x (start-up apart: {waited:.1f} s)")
     print(f"target: at most {TARGET} x")
 

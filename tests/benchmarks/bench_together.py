@@ -26,21 +26,40 @@ from fedsweep.driver.run import plan_run
 from fedsweep.engine.engine import Engine
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.models.cost import fwd_macs_per_sample
 
-MLP, LENET5 = {"name": "mlp"}, {"name": "lenet5"}
-WIDE = {"name": "mlp", "hidden_width": 512}
+MLP: dict[str, Any] = {"name": "mlp"}
 EPOCH: dict[str, Any] = {}
 EQUAL = {"local_steps": 20}
-# Name: network, clients a round, how much each does, seeds, width; on digits.
-SETUPS: dict[str, tuple[dict[str, Any], int, dict[str, Any], int, int]] = {
-    "mlp-10": (MLP, 10, EQUAL, 4, 40),
-    "mlp-10-of-8": (MLP, 10, EQUAL, 4, 8),
-    "mlp-4": (MLP, 4, EQUAL, 4, 16),
-    "mlp-2": (MLP, 2, EQUAL, 8, 16),
-    "mlp-10-epoch": (MLP, 10, EPOCH, 4, 16),
-    "mlp-3-epoch": (MLP, 3, EPOCH, 8, 16),
-    "wide-mlp": (WIDE, 10, EQUAL, 4, 8),
-    "lenet5": (LENET5, 10, EQUAL, 4, 8),
+
+
+@dataclasses.dataclass(frozen=True)
+class SetUp:
+    """Network, pixels a side of the digits, clients a round, how much each does, seeds, width."""
+
+    model: dict[str, Any]
+    size: int | None = None
+    cohort: int = 10
+    work: dict[str, Any] = dataclasses.field(default_factory=lambda: EQUAL)
+    seeds: int = 4
+    lanes: int = 40
+
+
+SETUPS = {
+    "mlp-10": SetUp(MLP),
+    "mlp-10-of-8": SetUp(MLP, lanes=8),
+    "mlp-4": SetUp(MLP, cohort=4, lanes=16),
+    "mlp-2": SetUp(MLP, cohort=2, seeds=8, lanes=16),
+    "mlp-10-epoch": SetUp(MLP, work=EPOCH, lanes=16),
+    "mlp-3-epoch": SetUp(MLP, cohort=3, work=EPOCH, seeds=8, lanes=16),
+    "wide-mlp": SetUp({"name": "mlp", "hidden_width": 512}, lanes=8),
+    "lenet5": SetUp({"name": "lenet5"}, size=16, lanes=8),
+    # Where sweep.together=auto draws the line.
+    **{f"mlp-of-{width}": SetUp({"name": "mlp", "hidden_width": width}) for width in (16, 64, 192, 256, 384)},
+    **{
+        f"{name}-of-{size}": SetUp({"name": name}, size=size)
+        for name, size in (("lenet5", 16), ("lenet5", 28), ("cnn", 28), ("feddhad_cnn", 18), ("fedstg_cnn", 16))
+    },
 }
 
 
@@ -59,14 +78,14 @@ class Run:
 
 def experiments(name: str) -> list[Experiment]:
     """The seeds of a set-up, as a configuration makes them."""
-    model, cohort, work, seeds, width = SETUPS[name]
+    chosen = SETUPS[name]
     tree = {
-        "model": model,
-        "scenario": {"image_size": 16 if model == LENET5 else None},  # it takes none smaller
-        "training": {"rounds": 10_000, "cohort_size": cohort, **work},
-        "runtime": {"executor": "lanes", "lanes": width},
+        "model": chosen.model,
+        "scenario": {"image_size": chosen.size},
+        "training": {"rounds": 10_000, "cohort_size": chosen.cohort, **chosen.work},
+        "runtime": {"executor": "lanes", "lanes": chosen.lanes},
     }
-    return [plan_run(load_config({**tree, "seed": seed})).experiment for seed in range(seeds)]
+    return [plan_run(load_config({**tree, "seed": seed})).experiment for seed in range(chosen.seeds)]
 
 
 def measure(name: str, *, rounds: int, repeats: int) -> None:
@@ -94,7 +113,9 @@ def measure(name: str, *, rounds: int, repeats: int) -> None:
         texts.append(f"{way} {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
     seeds, settings = len(made), made[0].lanes or LaneSettings(width=1)
     each_ms = 1000 * statistics.median(taken["together"][1:]) / rounds / seeds
-    print(f"{name}, {seeds} seeds, {settings.width} lanes: {', '.join(texts)}; {each_ms:.0f} ms a round", flush=True)
+    size = made[0].layout.num_params, fwd_macs_per_sample(made[0].template, made[0].world.data.images.shape[1:])
+    told = f"{name} ({size[0]:,} values, {size[1]:,} MACs a sample), {seeds} seeds, {settings.width} lanes"
+    print(f"{told}: {', '.join(texts)}; {each_ms:.0f} ms a round", flush=True)
 
 
 if __name__ == "__main__":

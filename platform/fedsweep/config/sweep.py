@@ -198,10 +198,11 @@ class Sweep(Section):
         default=None, description="{total_bytes: 50 MB, ...}: the most that all trials may spend together."
     )
     max_concurrent: Auto | Count = Field(default="auto", description="Trials at a time.")
-    together: Count = Field(
+    together: Auto | Count = Field(
         default=1,
         description="Trials of a process that are played side by side, their clients in the same lanes: those that"
-        " differ in the seed alone, with runtime.executor=lanes.",
+        " have network, optimizer, batch size and what clients minimise in common, with runtime.executor=lanes; auto:"
+        " as many as fill them, and with runtime.executor=auto in lanes where the network is small.",
     )
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from fedsweep.sweeps.space import (
     setting_spaces,
 )
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
-from fedsweep.sweeps.together.choice import check_together
+from fedsweep.sweeps.together.choice import check_together, with_lanes
 from fedsweep.tracking.loggers.registry import further_loggers
 from fedsweep.tracking.mlflow_store import resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
@@ -68,10 +68,10 @@ def prepare(
     uri = resolve_uri(config.tracking.uri, out=folder.path)
     for logger in further_loggers(config, folder.path):
         logger.check()
-    listed: Sequence[tuple[Trial, Config | None]] = trials or [
-        (t, None) for t in _planned_trials(config, folder, resume=resume)
-    ]
+    listed = trials or _planned_trials(config, folder, resume=resume)
     entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
+    datasets = _load_datasets(entries)
+    entries, sentences = with_lanes(config, entries, datasets)
     if extend:
         plan, extension = extended(config, folder, entries, allow_changed_code=allow_changed_code)
         entries = [replace(entry, trial=trial) for entry, trial in zip(entries, plan.trials, strict=True)]
@@ -81,12 +81,11 @@ def prepare(
         if resume and not allow_changed_code:
             check_code(folder, entries)
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
-    datasets, full = _check_trials(config, samples)
-    sentences = (
-        []
-        if trials is not None
-        else notes([e.trial for e in samples], [e.config for e in samples], knows_seeds=config.sweep.search != "optuna")
-    )
+    datasets = datasets or _load_datasets(samples)
+    full = _check_trials(config, samples, datasets)
+    if trials is None:
+        knows_seeds = config.sweep.search != "optuna"
+        sentences += notes([e.trial for e in samples], [e.config for e in samples], knows_seeds=knows_seeds)
     prepared = PreparedSweep(
         config=config,
         folder=folder,
@@ -104,11 +103,11 @@ def prepare(
     return prepared
 
 
-def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tuple[Trial, ...]:
+def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> list[tuple[Trial, None]]:
     check_rungs(config)
     if resume:
-        return folder.read_plan().trials
-    return () if config.sweep.proposes else tuple(list_trials(config))
+        return [(trial, None) for trial in folder.read_plan().trials]
+    return [] if config.sweep.proposes else [(trial, None) for trial in list_trials(config)]
 
 
 def _sample_trials(config: Config) -> list[Trial]:
@@ -128,23 +127,27 @@ def _sample_trials(config: Config) -> list[Trial]:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def _check_trials(config: Config, entries: Sequence[PreparedTrial]) -> tuple[dict[str, Dataset], float]:
-    """Plan a trial of each setting as a run would be planned; the data sets, and what a whole trial spends."""
+def _load_datasets(entries: Sequence[PreparedTrial]) -> dict[str, Dataset]:
+    scenarios = {dataset_key(entry.config): entry.config.scenario for entry in entries}
+    return {
+        key: load_dataset(
+            scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
+        )
+        for key, scenario in scenarios.items()
+    }
+
+
+def _check_trials(config: Config, entries: Sequence[PreparedTrial], datasets: Mapping[str, Dataset]) -> float:
+    """Plan a trial of each setting as a run would be planned; returns what a whole trial spends."""
     check_together(config, entries)
-    datasets: dict[str, Dataset] = {}
     full = 0.0
     seen: set[str] = set()
     for entry in entries:
-        scenario, key = entry.config.scenario, dataset_key(entry.config)
-        if key not in datasets:
-            datasets[key] = load_dataset(
-                scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
-            )
         if entry.trial.setting in seen or len(seen) >= _CHECKED_SETTINGS:
             continue
         seen.add(entry.trial.setting)
-        full = max(full, _check_trial(config, entry, datasets[key]))
-    return datasets, full
+        full = max(full, _check_trial(config, entry, datasets[dataset_key(entry.config)]))
+    return full
 
 
 def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> float:

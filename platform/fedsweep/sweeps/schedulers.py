@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared import WORLD
 from fedsweep.sweeps.search.proposals import Outcome, Proposals, read_curve, read_outcome
 from fedsweep.sweeps.space import TRIAL, Trial, setting_spaces
-from fedsweep.sweeps.together.choice import likenesses
+from fedsweep.sweeps.together.choice import likenesses, num_together
 from fedsweep.sweeps.trial import OTHERS, TESTED, metric_values
 from fedsweep.sweeps.tune_callback import KeptHere
 
@@ -136,14 +137,18 @@ class ListedTrials(Feed):
 
     Args:
         prepared: The sweep.
+        at_once: How many processes play trials.
     """
 
-    def __init__(self, prepared: PreparedSweep) -> None:
+    def __init__(self, prepared: PreparedSweep, at_once: int = 1) -> None:
         super().__init__()
-        self._prepared, self._allowance = prepared, prepared.allowance
+        self._prepared, self._allowance, self._at_once = prepared, prepared.allowance, at_once
         self._waiting = prepared.in_order
         self._done = {e.trial.number for e in self._waiting if prepared.folder.has_finished(e.trial)}
-        self._alike = likenesses(prepared.config, self._waiting)
+        self._alike = likenesses(
+            prepared.config, [entry for entry in self._waiting if entry.trial.number not in self._done]
+        )
+        self._num_alike = Counter(self._alike.values())
         self._begun: list[PreparedTrial] = []
         self._settled: set[int] = set()
         self._own: dict[str, PreparedTrial] = {}
@@ -165,11 +170,14 @@ class ListedTrials(Feed):
         return Searcher.FINISHED if is_quiet or not self._waiting else None
 
     def _others(self, entry: PreparedTrial) -> list[TrialSpec]:
-        """Return the trials that begin with one, in its process."""
-        own, most = self._alike.get(entry.trial.number), self._prepared.config.sweep.together - 1
-        unfinished = [other for other in self._waiting if other.trial.number not in self._done]
-        others = [other for other in unfinished if own is not None and self._alike.get(other.trial.number) == own]
-        others = others[:most]
+        """Return the trials that begin with one, in its process; those of its setting first, with as many steps."""
+        kind = self._alike.get(entry.trial.number)
+        if kind is None:
+            return []
+        alike = [other for other in self._waiting if self._alike.get(other.trial.number) == kind]
+        alike.sort(key=lambda other: other.trial.setting != entry.trial.setting)
+        most = num_together(self._prepared.config, entry, alike=self._num_alike[kind], at_once=self._at_once)
+        others = alike[: most - 1]
         self._waiting = [other for other in self._waiting if other not in others]
         return [self._prepared.describe(other)["spec"] for other in others]
 

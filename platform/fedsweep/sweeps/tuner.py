@@ -222,7 +222,7 @@ def _make_tuner(
         described = [prepared.describe(entry) for entry in prepared.in_order]
         space, own = {TRIAL: tune.grid_search(described)}, [one["spec"] for one in described]
     else:
-        search, count = ListedTrials(prepared), len(prepared.entries)
+        search, count = ListedTrials(prepared, _room(prepared)), len(prepared.entries)
     return tune.Tuner(
         _trainable(own, side),
         param_space=space,
@@ -298,8 +298,6 @@ def _at_once(prepared: PreparedSweep) -> int:
 
 def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
     """Make the search; return with it how many trials it still has to propose or finish."""
-    import ray
-
     from fedsweep.sweeps.schedulers import ProposedTrials
 
     config, proposals = prepared.config, prepared.make_search()
@@ -318,10 +316,15 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
 
     to_propose = max(0, prepared.most - len(prepared.entries))
     count = -1 if math.isinf(to_propose) else len(prepared.unfinished) + int(to_propose)
-    at_once = config.sweep.max_concurrent
-    if at_once == "auto":
-        at_once = room_for(ray.nodes(), largest([entry.share for entry in prepared.samples]))
-    return ProposedTrials(proposals, prepared, make, at_once), count
+    return ProposedTrials(proposals, prepared, make, _room(prepared)), count
+
+
+def _room(prepared: PreparedSweep) -> int:
+    """Return how many trials are played at a time."""
+    import ray
+
+    at_once = prepared.config.sweep.max_concurrent
+    return room_for(ray.nodes(), largest([e.share for e in prepared.samples])) if at_once == "auto" else at_once
 
 
 def _make_stopper(interrupted: threading.Event, clock: StudyClock) -> Any:

@@ -118,15 +118,55 @@ def test_one_that_fails_ends_alone_with_its_reason(specs: list[TrialSpec], alone
     assert left_in(specs[0].folder) == alone[0]
 
 
-def test_trials_that_differ_in_the_seed_alone_begin_together(prepared: Callable[..., PreparedSweep]) -> None:
-    study = prepared({"seed": {"grid": [0, 1]}, RATE: {"grid": [0.1, 0.2]}})
-    feed = ListedTrials(study)
+def begun(study: PreparedSweep, at_once: int = 1) -> list[list[int]]:
+    """The numbers of the trials that begin in each process, one process after the other."""
+    feed, numbers = ListedTrials(study, at_once), {entry.trial.folder: entry.trial.number for entry in study.entries}
     groups = []
     while isinstance(one := feed.suggest(str(len(groups))), dict):
-        groups.append([one[TRIAL]["spec"].folder.name, *(spec.folder.name for spec in one[TRIAL].get(OTHERS, ()))])
-    assert sorted(map(sorted, groups)) == [
-        sorted(entry.trial.folder for entry in study.entries if entry.trial.values[RATE] == rate) for rate in (0.1, 0.2)
-    ]
+        folders = [one[TRIAL]["spec"].folder.name, *(spec.folder.name for spec in one[TRIAL].get(OTHERS, ()))]
+        groups.append([numbers[folder] for folder in folders])
+    return groups
+
+
+def test_trials_of_one_step_begin_together_seeds_of_a_setting_first(prepared: Callable[..., PreparedSweep]) -> None:
+    study = prepared({RATE: {"grid": [0.1, 0.2]}, "seed": {"grid": [0, 1]}})
+    rates = {entry.trial.number: entry.trial.values[RATE] for entry in study.entries}
+    assert [[rates[number] for number in group] for group in begun(study)] == [[0.1, 0.1, 0.2], [0.2]]
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "groups"),
+    [
+        ("training.batch_size", [4, 8], 2),
+        ("model.hidden_width", [8, 16], 2),
+        ("training.optimizer", [{"name": "sgd"}, {"name": "sgd", "momentum": 0.5}], 2),
+        ("method", [{"name": "fedavg"}, {"name": "fedprox"}], 2),
+        ("method", [{"name": "fedavg"}, {"name": "fedavgm"}], 1),
+        ("scenario.partition.dirichlet_alpha", [0.3, 1.0], 1),
+        ("training.cohort_size", [1, 2], 1),
+    ],
+)
+def test_what_takes_another_step_begins_apart(
+    prepared: Callable[..., PreparedSweep], key: str, values: list[Any], groups: int
+) -> None:
+    partition = {"kind": "dirichlet", "dirichlet_alpha": 1.0}
+    more = {**LANES, "scenario": {"clients": 6, "partition": partition}}
+    study = prepared({key: {"grid": values}, "seed": {"grid": [0, 1]}}, more=more, together=4)
+    assert len(begun(study)) == groups
+
+
+def test_trials_of_other_rates_and_servers_leave_what_each_leaves_alone(
+    prepared: Callable[..., PreparedSweep], tmp_path: Path
+) -> None:
+    methods = [{"name": "fedavg"}, {"name": "fedavgm"}]
+    study = prepared({RATE: {"grid": [0.05, 0.2]}, "method": {"grid": methods}}, together=4)
+    specs = [study.describe(entry)["spec"] for entry in study.entries]
+    played(TrialGroup(specs))
+    for spec in specs:
+        alone = tmp_path / "alone" / spec.folder.name
+        run(json.loads(spec.config_json), out=alone)
+        assert left_in(spec.folder) == left_in(alone)
+    assert len({RunFolder(spec.folder).read_result()["model_sha256"] for spec in specs}) == 4
 
 
 def test_no_more_begin_together_than_are_asked_for(prepared: Callable[..., PreparedSweep]) -> None:
@@ -151,9 +191,64 @@ def test_what_has_to_be_alone_is_refused(
         prepared({"seed": {"grid": [0, 1]}}, more=more, **sweep)
 
 
-def test_trials_of_one_seed_each_are_refused(prepared: Callable[..., PreparedSweep]) -> None:
+def test_trials_that_share_no_step_are_refused(prepared: Callable[..., PreparedSweep]) -> None:
     with pytest.raises(ConfigError, match="no two of these"):
-        prepared({RATE: {"grid": [0.1, 0.2]}})
+        prepared({"training.batch_size": {"grid": [4, 8]}})
+
+
+AUTO: dict[str, Any] = {"runtime": {"executor": "auto"}}
+
+
+def test_small_networks_are_taken_in_lanes_where_the_sweep_leaves_it_open(
+    prepared: Callable[..., PreparedSweep],
+) -> None:
+    study = prepared({"model.hidden_width": {"grid": [8, 4000]}, "seed": {"grid": [0, 1]}}, more=AUTO, together="auto")
+    runtimes = [(entry.trial.values["model.hidden_width"], entry.config.runtime) for entry in study.entries]
+    assert [(width, runtime.executor, runtime.lanes) for width, runtime in runtimes] == [
+        (8, "lanes", 40),
+        (4000, "auto", "auto"),
+    ] * 2
+    assert [entry.user_config.runtime.lanes for entry in study.entries] == [40, "auto"] * 2
+    assert begun(study) == [[1, 3], [2], [4]]
+    assert any("takes 2 of 4 trials in lanes" in note for note in study.notes)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "at_once", "lanes", "groups"),
+    [
+        (2, 1, 40, [5]),
+        (2, 2, 40, [3, 2]),
+        (2, 8, 40, [1] * 5),
+        (20, 1, 40, [2, 2, 1]),
+        (30, 1, 30, [1] * 5),
+        (50, 1, 25, [1] * 5),
+    ],
+)
+def test_as_many_are_played_together_as_fill_the_lanes_and_keep_all_processes_busy(
+    prepared: Callable[..., PreparedSweep], cohort: int, at_once: int, lanes: int, groups: list[int]
+) -> None:
+    more = {**AUTO, "scenario": {"clients": 60}, "training": {"cohort_fraction": None, "cohort_size": cohort}}
+    study = prepared({"seed": {"grid": [0, 1, 2, 3, 4]}}, more=more, together="auto")
+    assert {entry.config.runtime.lanes for entry in study.entries} == {lanes}
+    assert [len(group) for group in begun(study, at_once)] == groups
+
+
+@pytest.mark.parametrize(
+    ("more", "sweep"),
+    [
+        ({}, {}),  # the loop is what is asked for
+        ({**AUTO, "method": {"name": "fedgen"}}, {}),  # whose objective draws random numbers
+        (AUTO, {"scheduler": "asha"}),
+        (AUTO, {"budget": {"trials": 2}}),
+    ],
+)
+def test_where_lanes_are_no_use_nothing_is_chosen(
+    prepared: Callable[..., PreparedSweep], more: dict[str, Any], sweep: dict[str, Any]
+) -> None:
+    study = prepared({"seed": {"grid": [0, 1]}}, more=more, together="auto", **sweep)
+    assert {entry.config.runtime.executor for entry in study.entries} <= {"auto", "loop"}
+    assert not any("together" in note for note in study.notes)
+    assert begun(study) == [[1], [2]]
 
 
 def test_the_audience_hears_of_each_trials_rounds_and_end(tmp_path: Path) -> None:

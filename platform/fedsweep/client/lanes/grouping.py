@@ -57,17 +57,16 @@ class Lanes:
         Returns:
             What each client has taken; who is missing has not been changed.
         """
-        groups: dict[tuple[Hashable, float], list[Lane]] = {}
+        groups: dict[Hashable, list[Lane]] = {}
         for lane in lanes:
             key = lane.key()
             reason = lane_refused(self._side, lane) or self._refused.get(key)
             if reason is None:
-                # A tile has one rate; runs that share tiles may be at different rounds of a schedule.
-                groups.setdefault((key, lane.learning_rate), []).append(lane)
+                groups.setdefault(key, []).append(lane)
             else:
                 self._note(alone(reason))
         taken: dict[Lane, Taken] = {}
-        for (key, _), group in groups.items():
+        for key, group in groups.items():
             # Those with equally many steps side by side, so that few lanes idle.
             waiting = sorted(group, key=lambda lane: (-len(lane.sizes), lane.facts.client))
             while waiting and key not in self._refused:

@@ -25,7 +25,7 @@ class LaneOptimizer:
 
     Attributes:
         slots: The state by name: [K, P], or [K, 1] for one number per lane.
-        rate: The learning rate, 0-dim on the device.
+        rate: Each lane's learning rate [K, 1], on the device.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class LaneOptimizer:
     ) -> None:
         self._settings, self._params, self._gradients = settings, rows_KV[:, : layout.num_params], gradients_KP
         # A tensor, since what a GPU has recorded of a step keeps numbers as they were then.
-        self.rate = torch.zeros((), dtype=rows_KV.dtype, device=rows_KV.device)
+        self.rate = rows_KV.new_zeros(len(rows_KV), 1)
         self.slots: dict[str, Tensor] = {}
         riders = layout.places()
         for name, whole in state_slots(settings):

@@ -161,7 +161,8 @@ class Tile:
         for name, buffer in self._buffers.items():
             buffer.copy_(self._tree(self._rows)[name])
         self._asking.train()
-        self._optimizer.rate.fill_(lanes[0].learning_rate)
+        rates = torch.tensor([lane.learning_rate for lane in self._lanes], dtype=self._rows.dtype)
+        self._optimizer.rate.copy_(rates.unsqueeze(1))
         facts_of_lanes = [_facts(lane) for lane in self._lanes]
         for name, rows in self._facts.items():
             rows.copy_(torch.stack([facts[name] for facts in facts_of_lanes]))
@@ -271,7 +272,8 @@ class Tile:
     def _seen(self) -> dict[str, Any]:
         """Collect what differs between lanes beside their values, as vmap takes it."""
         anchors = {} if self._anchors is None else self._tree(self._anchors)
-        return {"anchor": anchors, "companions": self._companions, "facts": self._facts}
+        rates = self._optimizer.rate.squeeze(1)
+        return {"anchor": anchors, "companions": self._companions, "facts": self._facts, "rate": rates}
 
     def _step(self, seen: dict[str, Any], module: nn.Module, params: ParamTree) -> LocalStep:
         """Return the step as one lane's objective and terms see it; what they can't see has no attributes."""
@@ -288,7 +290,7 @@ class Tile:
             broadcast=broadcast,
             stream=cast(Stream, _Seen("a stream of random numbers")),
             position=seen["facts"]["position"],
-            learning_rate=cast(float, self._optimizer.rate),
+            learning_rate=cast(float, seen["rate"]),
             task=self._side.task,
             client=cast(ClientFacts, _Seen("what the client knows of itself", **seen["facts"])),
             _eval_copy=self._eval_copy,
