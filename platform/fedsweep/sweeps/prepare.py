@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import InputError
+from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.sweeps.fairness import notes
 from fedsweep.sweeps.prepared import PreparedSweep
@@ -28,10 +29,10 @@ from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.together.choice import check_together, with_lanes
 from fedsweep.tracking.loggers.registry import further_loggers
 from fedsweep.tracking.mlflow_store import resolve_uri
-from fedsweep.world.data.datasets import Dataset, load_dataset
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
+    from fedsweep.world.data.datasets import Dataset
 
 # Beyond so many settings the rest is checked when its trials begin.
 _CHECKED_SETTINGS = 48
@@ -129,12 +130,7 @@ def _sample_trials(config: Config) -> list[Trial]:
 
 def _load_datasets(entries: Sequence[PreparedTrial]) -> dict[str, Dataset]:
     scenarios = {dataset_key(entry.config): entry.config.scenario for entry in entries}
-    return {
-        key: load_dataset(
-            scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
-        )
-        for key, scenario in scenarios.items()
-    }
+    return {key: dataset_of(scenario) for key, scenario in scenarios.items()}
 
 
 def _check_trials(config: Config, entries: Sequence[PreparedTrial], datasets: Mapping[str, Dataset]) -> float:

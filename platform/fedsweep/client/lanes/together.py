@@ -19,7 +19,8 @@ from fedsweep.client.messages import ClientSide, LaneSettings
 
 _Outcome = TypeVar("_Outcome")
 # What runs must have in common, beside the network, for one step to take the clients of both.
-_COMMON = ("objective", "terms", "solver", "optimizer", "task", "device", "track_accuracy")
+OF_METHOD = ("objective", "terms", "solver")
+_COMMON = (*OF_METHOD, "optimizer", "task", "device", "track_accuracy")
 
 
 class Together:
@@ -37,7 +38,7 @@ class Together:
 
         def make(side: ClientSide, settings: LaneSettings) -> SharedLanes:
             for other, its_side, its_settings, pool in self._pools:
-                if other == network and its_settings == settings and _are_alike(its_side, side):
+                if other == network and its_settings == settings and are_alike(its_side, side, _COMMON):
                     return SharedLanes(pool)
             self._pools.append((network, side, settings, Lanes(side, settings)))
             return SharedLanes(self._pools[-1][-1])
@@ -151,8 +152,9 @@ def _step(parts: Sequence[_Part[_Outcome]], pool: Lanes) -> None:
         part.taken = {lane: taken[lane] for lane in part.due if lane in taken}
 
 
-def _are_alike(side: ClientSide, other: ClientSide) -> bool:
+def are_alike(one: object, other: object, names: Sequence[str]) -> bool:
+    """Tell whether two objects have equal attributes of these names; of what can't be compared they have not."""
     try:
-        return all(bool(getattr(side, name) == getattr(other, name)) for name in _COMMON)
+        return all(bool(getattr(one, name) == getattr(other, name)) for name in names)
     except (RuntimeError, ValueError):  # of tensors and arrays nobody can tell in a word whether they are equal
         return False

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import build_method
+from fedsweep.client.lanes.together import OF_METHOD, are_alike
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import lanes_refused
 from fedsweep.errors import ConfigError
@@ -19,6 +20,7 @@ from fedsweep.sweeps.space import canonical
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.experiment.experiment import Experiment
+    from fedsweep.method import FederatedMethod
     from fedsweep.world.data.datasets import Dataset
 
 # On a CPU networks up to this size took less time in so many lanes than one by one (docs/speed.md).
@@ -124,20 +126,20 @@ def likenesses(config: Config, entries: Sequence[PreparedTrial]) -> dict[int, in
     """
     if config.sweep.together == 1 or _alone(config) is not None:
         return {}
-    kinds: list[Any] = []
+    kinds: list[tuple[str, FederatedMethod]] = []
     places: dict[str, int] = {}
     alike: dict[int, int] = {}
     for entry in entries:
         if entry.share.actors or not _is_in_lanes(entry.config):
             continue
         tree = entry.config.tree()
-        key = canonical([_step(tree), tree["model"], tree["method"]])
+        step = canonical([_step(tree), tree["model"]])
+        key = canonical([step, tree["method"]])
         if key not in places:
             method = build_method(entry.config)
-            kind = (canonical([_step(tree), tree["model"]]), method.objective, method.terms, method.solver)
-            if kind not in kinds:
-                kinds.append(kind)
-            places[key] = kinds.index(kind)
+            like = (n for n, (its, own) in enumerate(kinds) if its == step and are_alike(own, method, OF_METHOD))
+            places[key] = next(like, len(kinds))
+            kinds.append((step, method))
         alike[entry.trial.number] = places[key]
     return alike
 
