@@ -108,16 +108,13 @@ def _canonical(text: str) -> str | float:
         return text.casefold()
 
 
-def order_of(
-    members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], name: str, *, what: str = "--sort"
-) -> list[int]:
+def order_of(members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], name: str) -> list[int]:
     """Return places of runs or settings in the order that a name asks for; who has no such figure comes last.
 
     Args:
         members: Runs, or settings of these.
         runs: All runs.
         name: A figure, the best first; or a key, ascending; with a minus in front the other way round.
-        what: Who asks, for messages.
 
     Raises:
         ConfigError: There is no such figure or key.
@@ -125,9 +122,9 @@ def order_of(
     plain = name.removeprefix("-")
     firsts = [member if isinstance(member, ReportRun) else runs[member.runs[0]] for member in members]
     try:
-        figure = figure_name(plain, runs, what=what)
+        figure = figure_name(plain, runs, what="--sort")
     except ConfigError:
-        keys = [_sort_key(run, plain, runs, what=what) for run in firsts]
+        keys = [_sort_key(run, plain, runs) for run in firsts]
         return sorted(range(len(members)), key=lambda place: keys[place], reverse=name != plain)
     sign = 1 if is_less_better(figure, (run.view for run in runs)) == (name == plain) else -1
     values = [
@@ -136,7 +133,7 @@ def order_of(
     return sorted(range(len(members)), key=lambda place: math.inf if (v := values[place]) is None else sign * v)
 
 
-def _sort_key(run: ReportRun, name: str, runs: Sequence[ReportRun], *, what: str) -> list[tuple[bool, str | float]]:
+def _sort_key(run: ReportRun, name: str, runs: Sequence[ReportRun]) -> list[tuple[bool, str | float]]:
     """Return the values of a run under a name; numbers before words, each among its like."""
-    values = map(_canonical, _values(run, name, runs, what=what))
+    values = map(_canonical, _values(run, name, runs, what="--sort"))
     return [(isinstance(value, str), value) for value in values]

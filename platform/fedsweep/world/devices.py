@@ -17,9 +17,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
-from fedsweep.errors import ConfigError, DataError
+from fedsweep.errors import ConfigError, DataError, unknown_name
 from fedsweep.parameters.ranges import (
     AtLeastOne,
     Checked,
@@ -32,12 +33,7 @@ from fedsweep.parameters.ranges import (
 from fedsweep.parameters.signature import checked
 from fedsweep.streams import Stream, stream
 from fedsweep.world.device_profiles import FLEET_ROWS, PROFILE_NAMES, FleetRow
-from fedsweep.world.spec_checks import (
-    check_choice,
-    parse_document,
-    read_text,
-    write_text,
-)
+from fedsweep.world.spec_checks import parse_document, read_text
 
 SPEED_RANGE = (0.17, 2.43)  # slowest and fastest of 254 phones, relative to the median (AI-Benchmark)
 JITTER_FLOOR = 0.1  # a rate never falls below a tenth of its mean
@@ -129,8 +125,11 @@ class DeviceFleet:
         return fleet
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fleet as a JSON file."""
-        write_text(path, self.to_json())
+        """Write the fleet as a JSON file, in one step: a reader sees the old one or the new one, never a part."""
+        target = Path(path)
+        draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+        draft.write_text(self.to_json(), encoding="utf-8")
+        draft.replace(target)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DeviceFleet:
@@ -298,12 +297,14 @@ def fails(device: DeviceProfile, *, seed: int, round: int, client: int) -> bool:
 
 
 def _drawn_fleet(parameters: Mapping[str, Any], num_clients: int, seed: int) -> DeviceFleet:
-    name = check_choice("device profile", parameters.get("profile", _USUAL_PROFILE), PROFILE_NAMES)
+    name, of = parameters.get("profile", _USUAL_PROFILE), parameters.get("of", _USUAL_PROFILE)
+    for profile, choices in ((name, PROFILE_NAMES), (of, FLEET_ROWS)):
+        if profile not in choices:
+            raise ConfigError(unknown_name("device profile", profile, choices))
     if "of" in parameters and name != "homogeneous":
         raise ConfigError(f"`of` goes with profile homogeneous, but got profile={name!r}; remove `of`")
     alike = name == "homogeneous"
-    row_name = check_choice("device profile", parameters.get("of", _USUAL_PROFILE), FLEET_ROWS) if alike else name
-    row = FLEET_ROWS[row_name]
+    row = FLEET_ROWS[of if alike else name]
     if "compute_sigma" in parameters and (alike or row.speed_sigma is None):
         raise ConfigError(
             f"`compute_sigma` needs a profile with a speed factor, but got profile={name!r}; remove `compute_sigma`"

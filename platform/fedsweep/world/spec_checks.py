@@ -10,18 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
-from fedsweep.errors import ConfigError, DataError, unknown_name
-
-
-def check_choice(name: str, value: object, choices: Collection[str]) -> str:
-    """Return the value, checked to be one of the choices.
-
-    Raises:
-        ConfigError: It is not; the message names the nearest one.
-    """
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigError(unknown_name(name, str(value), choices))
-    return value
+from fedsweep.errors import ConfigError, DataError
 
 
 def read_text(where: str, path: object) -> str:
@@ -39,14 +28,6 @@ def read_text(where: str, path: object) -> str:
         raise DataError(f"{path} (named by `{where}`) is no UTF-8 text ({error}); write the file anew") from error
     except OSError as error:
         raise ConfigError(f"`{where}` must name a readable file, but {path} gave: {error}; correct the path") from error
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file in one step: a reader sees the old file or the new one, never a part."""
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(target)
 
 
 def parse_document(text: str, *, source: str, format: str, keys: Collection[str]) -> dict[str, object]:
