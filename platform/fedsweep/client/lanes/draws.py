@@ -87,9 +87,7 @@ class LaneDraws:
         self.noise = [make(*drawn.shape) for drawn in shapes]
 
     def draw(self, lane: int, seed: int, size: int) -> None:
-        """Draw a lane's noise for a batch of ``size`` samples."""
-        if not self._shapes:
-            return
+        """Draw a lane's noise for a batch of ``size`` samples; the network draws something."""
         seed_draws(seed, self.noise[0].device.type)
         for noise, drawn in zip(self.noise, self._shapes, strict=True):
             ones = torch.ones(size, *drawn.shape[1:], dtype=noise.dtype, device=noise.device)

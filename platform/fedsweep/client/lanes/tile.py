@@ -150,7 +150,7 @@ class Tile:
 
     def _load(self, lanes: Sequence[Lane]) -> None:
         """Take up to K clients; the first one stands in for those that are missing."""
-        self._lanes = [*lanes, *[lanes[0]] * (self._width - len(lanes))]
+        self._lanes, self._num_clients = [*lanes, *[lanes[0]] * (self._width - len(lanes))], len(lanes)
         for k, lane in enumerate(self._lanes):
             self._rows[k].copy_(lane.vector)
             self._optimizer.load(k, lane.optimizer.live())
@@ -178,17 +178,22 @@ class Tile:
     def _next_batch(self, tick: int) -> bool:
         """Lay out the batches of the step ``tick``, counted from the first that is due; says whether some have none."""
         has_one = [tick < len(lane.sizes) for lane in self._lanes]
-        for k, lane in enumerate(self._lanes):
+        for k, lane in enumerate(self._lanes[: self._num_clients]):
             if not has_one[k]:
                 continue  # it goes on with its last batch, to no effect
             position, size = lane.first + tick, lane.sizes[tick]
             inputs, targets = lane.batch(position)
             for rows, values in zip(all_of(self._inputs), all_of(inputs), strict=True):
                 rows[k, :size].copy_(values)
-                rows[k, size:] = values[0]
+                if size < lane.batch_size:
+                    rows[k, size:] = values[0]
             self._targets[k, :size].copy_(targets)
-            self._targets[k, size:] = _NO_TARGET
-            self._draws.draw(k, lane.seed(position), size)
+            if size < lane.batch_size:
+                self._targets[k, size:] = _NO_TARGET
+            if self._draws.noise:
+                self._draws.draw(k, lane.seed(position), size)
+        for rows in (*all_of(self._inputs), self._targets, *self._draws.noise):
+            rows[self._num_clients :] = rows[0]
         self._facts["position"].copy_(torch.tensor([lane.first + tick for lane in self._lanes]))
         self._active.copy_(torch.tensor(has_one))
         return not all(has_one)
