@@ -34,6 +34,11 @@ _SMALL_DATA = {"digits", "cifar10", "cifar100", "fashion_mnist", "mnist", "svhn"
 table_named = cache(read_table)
 
 
+@cache
+def text_of(name: str) -> str:
+    return table_text(table_named(name))
+
+
 @pytest.fixture(params=table_names())
 def table(request: pytest.FixtureRequest) -> TableFile:
     return table_named(request.param)
@@ -56,7 +61,7 @@ def test_the_four_papers_have_76_tables_and_figures_with_an_experiment() -> None
 def test_it_says_what_it_is_and_can_be_tried(table: TableFile) -> None:
     assert table.source and table.title
     assert "smoke" in table.scales
-    assert f"fedsweep reproduce {table.name}" in table_text(table)
+    assert f"fedsweep reproduce {table.name}" in text_of(table.name)
 
 
 def test_its_notes_speak_of_methods_that_it_has(table: TableFile) -> None:
@@ -73,7 +78,7 @@ def test_every_cell_is_a_configuration_at_every_scale(table: TableFile) -> None:
     for scale in (name for name in SCALES if name == FULL or name in table.scales):
         cells = cells_of(table, scale)
         assert f"{len(cells)} " in next(
-            line for line in table_text(table).splitlines() if line.startswith(f"  {scale}: ")
+            line for line in text_of(table.name).splitlines() if line.startswith(f"  {scale}: ")
         )
         first = {cell.label: cell for cell in cells}
         assert first, scale

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fedsweep.catalog import resolve
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import Forecast, forecast
-from fedsweep.errors import InputError
+from fedsweep.errors import ConfigError, InputError
+from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.guard import guarded
 from fedsweep.sweeps.fairness import notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
@@ -162,9 +165,9 @@ def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> floa
 
 def trial_costs(prepared: PreparedSweep) -> dict[str, Forecast]:
     """Forecast the costs of the first trials, from plans alone; by their folders' names."""
-    return {
-        entry.trial.folder: forecast(
-            plan_run(entry.user_config, prepared.datasets[dataset_key(entry.config)]).experiment
-        )
-        for entry in (prepared.entries or prepared.samples)[:_CHECKED_SETTINGS]
-    }
+    costs: dict[str, Forecast] = {}
+    with guarded(when="before the run", raises=ConfigError):
+        for entry in (prepared.entries or prepared.samples)[:_CHECKED_SETTINGS]:
+            dataset = prepared.datasets[dataset_key(entry.config)]
+            costs[entry.trial.folder] = forecast(build_experiment(resolve(entry.user_config), dataset))
+    return costs
