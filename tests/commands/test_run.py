@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from waiting_run import waiting
 
 import fedsweep as fedsweep_package
 from fedsweep.client.modules import BoundModule
@@ -251,22 +251,20 @@ def sha256(folder: str | Path) -> str:
 def test_run_that_gets_a_signal_goes_on_to_the_same_model(
     backend: str, number: int, config: Path, fedsweep: Command
 ) -> None:
-    settings = ["--set", "training.rounds=60", "--set", "checkpoint.every=1000"]
+    settings = ["--set", "training.rounds=6", "--set", "checkpoint.every=1000"]
     assert fedsweep("run", config, "-q", "--out", "whole", *settings)[0] == 0
     command = [sys.executable, "-m", "fedsweep", "run", str(config), "--out", "broken", *settings]
     command += ["--set", f"runtime.backend={backend}", "--set", "runtime.client_actors=2"]
-    # The rounds take milliseconds; slowed down, so that the signal comes in the middle.
-    Path("sitecustomize.py").write_text(SLOW)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
+    environment = waiting(Path.cwd(), after_round=3)
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment) as process:
         assert process.stdout is not None and process.stderr is not None
-        assert any(line.startswith("round  3/60") for line in process.stdout)
+        assert any(line.startswith("round 3/6") for line in process.stdout)
         process.send_signal(number)
         err = process.stderr.read()
     assert process.returncode == 130
     assert re.fullmatch(r"interrupted; a checkpoint is written, .* run --resume .*/broken\n", err)
     killed = json.loads(Path("broken/result.json").read_text())
-    assert killed["status"] == "killed" and 3 <= killed["rounds"] < 60
+    assert killed["status"] == "killed" and 3 <= killed["rounds"] < 6
     assert pq.read_table("broken/rounds.parquet").num_rows == killed["rounds"]
     if backend == "ray":  # the same comes out where it goes on
         text = Path("broken/config.yaml").read_text()
@@ -274,20 +272,6 @@ def test_run_that_gets_a_signal_goes_on_to_the_same_model(
     code, out, _ = fedsweep("run", "--resume", "broken")
     assert code == 0 and f"going on after round {killed['rounds']}" in out
     assert sha256("broken") == sha256("whole")
-
-
-SLOW = """
-import time
-import fedsweep.tracking.terminal.run_progress as progress
-
-shows_round = progress.PlainProgress.shows_round
-
-def slowly(self, standing, row):
-    shows_round(self, standing, row)
-    time.sleep(0.1)
-
-progress.PlainProgress.shows_round = slowly
-"""
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import balanced_accuracy_score, f1_score, top_k_accuracy_score
 from torch import Tensor
 
 import fedsweep
@@ -38,6 +37,13 @@ def outputs() -> tuple[Tensor, Tensor]:
     return logits, torch.randint(0, CLASSES - 1, (SAMPLES,), generator=generator)
 
 
+def scikit_learn() -> Any:
+    """Its metrics, which take more than a second to load."""
+    from sklearn import metrics
+
+    return metrics
+
+
 def the(function: Any, name: str = "mine:own", **changes: Any) -> Metric:
     return Metric.of(name, function, changes=changes)
 
@@ -45,9 +51,9 @@ def the(function: Any, name: str = "mine:own", **changes: Any) -> Metric:
 @pytest.mark.parametrize(
     ("name", "reference"),
     [
-        ("macro_f1", lambda z, y: f1_score(y, z.argmax(1), average="macro")),
-        ("balanced_accuracy", lambda z, y: balanced_accuracy_score(y, z.argmax(1))),
-        ("top5_accuracy", lambda z, y: top_k_accuracy_score(y, z, k=5, labels=range(CLASSES))),
+        ("macro_f1", lambda z, y: scikit_learn().f1_score(y, z.argmax(1), average="macro")),
+        ("balanced_accuracy", lambda z, y: scikit_learn().balanced_accuracy_score(y, z.argmax(1))),
+        ("top5_accuracy", lambda z, y: scikit_learn().top_k_accuracy_score(y, z, k=5, labels=range(CLASSES))),
         ("brier_score", lambda z, y: ((z.double().softmax(1).numpy() - np.eye(CLASSES)[y]) ** 2).sum(1).mean()),
     ],
 )

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import pytest
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "study.ipynb"
@@ -40,6 +38,9 @@ def test_it_was_executed_in_order_without_errors_and_is_small() -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
     mpl.use("agg")
     yield tmp_path
     plt.close("all")
@@ -48,7 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.ray
 def test_its_cells_run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(plt, "show", lambda: None)
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     names: dict[str, Any] = {}
     for number, cell in enumerate(code_cells()):
         text = source(cell)

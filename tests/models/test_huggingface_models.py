@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from fedsweep.world.data.datasets import load_dataset
 from fedsweep.world.data.record import Dataset
 from fedsweep.world.data.torchvision_compat import import_transformers
 
-pytest.importorskip("transformers", reason="the package transformers comes with the extra hf")
-pytest.importorskip("datasets", reason="the package datasets comes with the extra hf")
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("transformers", "datasets")), reason="they come with the extra hf"
+)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(16))]
 SMALL = {"vocab_size": len(WORDS)}
 

@@ -500,18 +500,11 @@ def write_sweep(folder: Path, *, settings: int, seeds: int, rounds: int) -> None
             write_run(path, scaled, name=f"sweep lr=0.{setting:03d}", seed=seed, lr=float(f"0.{setting + 1:03d}"))
 
 
-@pytest.fixture(scope="module")
-def two_hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a sweep with as many trials; not to be changed."""
-    folder = tmp_path_factory.mktemp("sweep") / "runs"
-    write_sweep(folder, settings=40, seeds=5, rounds=300)
-    return folder
-
-
 @pytest.mark.slow
-def test_the_report_of_two_hundred_trials_is_small_and_quickly_made(tmp_path: Path, two_hundred: Path) -> None:
+def test_the_report_of_two_hundred_trials_is_small_and_quickly_made(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", settings=40, seeds=5, rounds=300)
     began = time.perf_counter()
-    written = write_report([two_hundred], tmp_path / "page.html")
+    written = write_report([tmp_path / "sweep"], tmp_path / "page.html")
     assert written.num_runs == 200 and written.size_bytes - len(plotly_script()) < 2.5e6
     assert time.perf_counter() - began < 60
 
@@ -527,12 +520,13 @@ def dumped(page: Path, *, profile: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
-def test_a_browser_draws_the_page_and_takes_names_for_text(tmp_path: Path, two_hundred: Path) -> None:
+def test_a_browser_draws_the_page_and_takes_names_for_text(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", settings=8, seeds=5, rounds=40)
     write_run(tmp_path / "runs" / "hostile", name=HOSTILE, lr=9)
     for name, method in (("bold", "<b>bold</b>"), ("link", "<a href='x'>l</a>")):
         path = write_run(tmp_path / "runs" / name, name=name)
         (path / "config.yaml").write_text((path / "config.yaml").read_text().replace("fedavg", json.dumps(method)))
-    write_report([two_hundred, tmp_path / "runs"], tmp_path / "page.html")
+    write_report([tmp_path / "sweep", tmp_path / "runs"], tmp_path / "page.html")
     page = dumped(tmp_path / "page.html", profile=tmp_path / "profile")
     assert re.search(r'data-ready-ms="\d+"', page), "the page's script did not get to its end"
     for chart in ("curves", "front", "parallel", "clients-0", "clients-1"):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from fedsweep.catalog import resolve
 from fedsweep.errors import ConfigError
@@ -96,6 +95,8 @@ def test_figure_7_prints_what_can_only_be_the_square_of_the_coefficient() -> Non
     of = read_table("feddhad/figure7").printed["FedAvg"]["CIFAR-10 LeNet"]
     assert of == {"r2": 0.552}
     t = 0.5515**0.5 * math.sqrt(98 / (1 - 0.5515))
+    from scipy.stats import t as student  # type: ignore[import-untyped]
+
     assert 2 * student.sf(t, df=98) == pytest.approx(9.27e-19, rel=0.05)
 
 

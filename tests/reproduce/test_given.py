@@ -17,7 +17,6 @@ from fedsweep.reproduce.task import begin, reproduce_table
 from fedsweep.results.view import load_run
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.sweep_folder import SweepFolder
-from fedsweep.sweeps.tuner import run_sweep
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 KEY, OTHER = "a" * 64, "b" * 64
@@ -105,6 +104,8 @@ def test_a_table_goes_on_in_portions_from_its_files_alone(table_path: Path, tmp_
     task = begin(wanted(0, 1), SweepFolder(tmp_path / "whole"), resume=False, overwrite=False, costs_only=False)
 
     def interrupted(prepared: PreparedSweep, going_on: bool) -> None:
+        from fedsweep.sweeps.tuner import run_sweep
+
         run_sweep(prepared, SweepProgress(), resume=going_on)
         raise KeyboardInterrupt
 

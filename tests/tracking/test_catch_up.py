@@ -207,6 +207,7 @@ api.run("tiny.yaml", out="run", overrides=["tracking.uri=none", "checkpoint.ever
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         while not Path("run/rounds.parquet").exists():
             assert process.poll() is None
+            time.sleep(0.02)
         command = ["sync", "--follow", "run", "--uri", sqlite_uri(other)]
         done = subprocess.run([sys.executable, "-m", "fedsweep", *command], capture_output=True, text=True, check=False)
         assert process.wait() == 0

@@ -250,11 +250,11 @@ def none_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("none_is_kept")
-def test_a_fresh_store_survives_being_opened_by_several_processes_at_once(tmp_path: Path) -> None:
+def test_a_fresh_store_survives_being_opened_by_two_processes_at_once(tmp_path: Path) -> None:
     uri = sqlite_uri(tmp_path / "mlflow.db")
     command = [sys.executable, "-c", _COUNT, uri]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [process.communicate()[0].strip() for process in processes] == ["1"] * 4
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0].strip() for process in processes] == ["1"] * 2
     check_store(uri)
 
 

@@ -96,7 +96,7 @@ def test_a_flipped_byte_in_any_file_falls_back_to_the_older_one_and_says_so(two:
     assert len(paths) > 3  # manifest, state, rows, memories that changed
     for path in paths:
         whole = path.read_bytes()
-        for position in range(0, len(whole), max(1, len(whole) // 40)):
+        for position in range(0, len(whole), max(1, len(whole) // 20)):
             path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x04]) + whole[position + 1 :])
             found = load(two)
             assert fell_back(found) and found.skipped[0].startswith("checkpoints/round-000002: ")
