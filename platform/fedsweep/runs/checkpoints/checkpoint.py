@@ -264,7 +264,7 @@ class CheckpointStore:
     def _remember(self, manifest: _Manifest, records: _Rows, handles: dict[int, Handle]) -> None:
         self._memories = {client: (handle, manifest.memories[client]) for client, handle in handles.items()}
         places = _blocks(len(records))
-        # An older version's blocks are all of one size: they are written once more.
+        # A manifest says itself which blocks it has: where they are others, they are written anew.
         if len(places) == len(manifest.rows):
             self._rows = {
                 (start, stop): ((records[start], records[stop - 1]), ref)

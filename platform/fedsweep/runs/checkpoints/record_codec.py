@@ -1,7 +1,6 @@
 """Frozen records as state trees, field by field, and back with every field's type checked.
 
-Not by pydantic, which makes no adapter for a dataclass that holds tensors unless that carries pydantic's settings; nor
-would it know which fields came later.
+Not by pydantic, which makes no adapter for a dataclass that holds tensors unless that carries pydantic's settings.
 """
 
 from __future__ import annotations
