@@ -5,22 +5,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 
 import pytest
 
 from fedsweep.cli import main
 from fedsweep.commands.terminal.interrupts import interrupts, is_interrupted
-
-
-@pytest.fixture(autouse=True)
-def _hang_up_is_heard() -> Iterator[None]:
-    """Hear SIGHUP, which whoever runs the tests by nohup has ignored."""
-    before = signal.getsignal(signal.SIGHUP)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1])
