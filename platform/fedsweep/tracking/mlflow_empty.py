@@ -27,7 +27,8 @@ def schema_version() -> str | None:
     """Return the newest migration of the installed MLflow, which no other follows; None where that is not clear."""
     package = importlib.util.find_spec("mlflow")
     places = (package.submodule_search_locations if package else None) or []
-    texts = [file.read_text() for place in places for file in Path(place).glob("store/db_migrations/versions/*.py")]
+    files = [file for place in places for file in Path(place).glob("store/db_migrations/versions/*.py")]
+    texts = [file.read_text(encoding="utf-8") for file in files]
     followed = {match[1] for text in texts if (match := _FOLLOWS.search(text))}
     newest = {match[1] for text in texts if (match := _REVISION.search(text))} - followed
     return newest.pop() if len(newest) == 1 else None
