@@ -31,12 +31,12 @@ def client_moves(state: RunState) -> dict[int, Tensor]:
 
 def test_the_golden_rounds(golden: Golden) -> None:
     """alpha 1, exact inner solves: y_k = (a_k b_k + x - H_k) / (a_k + 1); h = - mean H, g_k = - H_k."""
-    states = golden(feddyn(strength=1.0), rounds=30, steps=(64, 64), learning_rate=0.2)
+    states = golden(feddyn(strength=1.0), rounds=40, steps=(64, 64), learning_rate=0.2)
     assert [float(s.vector) for s in states[1:4]] == pytest.approx([7.7, 7.85, 7.925], abs=1e-12)
-    assert float(states[-1].vector) == pytest.approx(8.0, abs=1e-8)
+    assert float(states[-1].vector) == pytest.approx(8.0, abs=1e-10)
     assert -float(states[1].components["server_update"]["moves"]) == pytest.approx(-3.35, abs=1e-12)
     assert [-float(h) for h in client_moves(states[1]).values()] == pytest.approx([0.5, -7.2], abs=1e-12)
-    assert [-float(h) for h in client_moves(states[-1]).values()] == pytest.approx([8.0, -8.0], abs=1e-7)
+    assert [-float(h) for h in client_moves(states[-1]).values()] == pytest.approx([8.0, -8.0], abs=1e-9)
 
 
 @pytest.mark.slow
@@ -59,10 +59,10 @@ def test_the_optimum_is_reached_with_momentum_and_in_part(golden: Golden) -> Non
 def test_by_size_the_optimum_is_that_of_the_weighted_losses(golden: Golden) -> None:
     """n = (32, 64), shares 2/3 and 4/3: y = (0.6, 40.75 / 4.75) from 1, and (32 x 1 x 0 + 64 x 4 x 10) / (32 + 256)."""
     method = feddyn(strength=1.0, weighting="size")
-    states = golden(method, rounds=30, steps=(32, 64), learning_rate=0.2)
+    states = golden(method, rounds=80, steps=(32, 64), learning_rate=0.2)
     mean = (0.6 + 40.75 / 4.75) / 2
     assert float(states[1].vector) == pytest.approx(mean + (mean - 1), abs=1e-9)
-    assert float(states[-1].vector) == pytest.approx(80 / 9, abs=1e-7)
+    assert float(states[-1].vector) == pytest.approx(80 / 9, abs=1e-8)
 
 
 def test_by_size_clients_of_one_size_are_what_they_were() -> None:
