@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,23 +63,38 @@ def reproduce(place: Path, out: str, *options: str) -> tuple[float, str, list[st
     return tree["cells"][0]["measured"]["loss"]["mean"], done.stderr, tree["notes"]
 
 
-# Prints how many runs of tables beside this one a next table would take over, and why others would not be.
+# For each line that it reads, prints how many runs of tables beside this one a next table would take over, and why
+# others would not be: each time in a fork, since no process goes on with a module that was changed under it.
 BESIDE = """
+import json, os, sys
 from pathlib import Path
 from fedsweep.processes import look_here_last
 from fedsweep.reproduce.reproduction import TableRequest, finished_elsewhere, reproduction
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 look_here_last()
-runs, refused = finished_elsewhere(reproduction(TableRequest(table="one.yaml")), SweepFolder(Path("runs/next")))
-print(len(runs), *refused.values(), sep="\\n")
+while sys.stdin.readline():
+    if os.fork() == 0:
+        runs, refused = finished_elsewhere(reproduction(TableRequest(table="one.yaml")), SweepFolder(Path("runs/next")))
+        print(json.dumps([len(runs), *refused.values()]), flush=True)
+        break
+    os.wait()
 """
 
 
-def beside(place: Path) -> list[str]:
-    """How many runs that are there a next table would take over, then why others would not be."""
-    done = subprocess.run([sys.executable, "-c", BESIDE], cwd=place, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+@contextlib.contextmanager
+def looking_beside(place: Path) -> Iterator[Callable[[], list[Any]]]:
+    """Gives what tells how many runs that are there a next table would take over, then why others would not be."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", BESIDE], cwd=place, text=True, **pipes) as process:
+
+        def beside() -> list[Any]:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return list(json.loads(process.stdout.readline()))
+
+        yield beside
 
 
 def test_an_edited_method_is_run_again_committed_or_not_in_its_module_or_one_that_it_imports(tmp_path: Path) -> None:
@@ -86,15 +104,16 @@ def test_an_edited_method_is_run_again_committed_or_not_in_its_module_or_one_tha
     (tmp_path / "one.yaml").write_text(TABLE)
     first, _, notes = reproduce(tmp_path, "first")
     assert notes == []
-    assert beside(tmp_path) == ["1"]
-    parts.write_text("FACTOR = 0.5\n")  # no checkout at all
-    assert beside(tmp_path) == ["0", "changed since: shrink_parts.py"]
-    parts.write_text("FACTOR = 1.0\n")
-    git("init", "-q", place=tmp_path)
-    git("add", "my_methods.py", "shrink_parts.py", place=tmp_path)
-    git("commit", "-qm", "first", place=tmp_path)
-    method.write_text(METHOD.replace("* 1.0", "* 0.5"))  # not committed
-    assert beside(tmp_path) == ["0", "changed since: my_methods.py"]
+    with looking_beside(tmp_path) as beside:
+        assert beside() == [1]
+        parts.write_text("FACTOR = 0.5\n")  # no checkout at all
+        assert beside() == [0, "changed since: shrink_parts.py"]
+        parts.write_text("FACTOR = 1.0\n")
+        git("init", "-q", place=tmp_path)
+        git("add", "my_methods.py", "shrink_parts.py", place=tmp_path)
+        git("commit", "-qm", "first", place=tmp_path)
+        method.write_text(METHOD.replace("* 1.0", "* 0.5"))  # not committed
+        assert beside() == [0, "changed since: my_methods.py"]
     method.write_text(METHOD.replace("* 1.0", "* 0.25"))
     git("commit", "-qam", "second", place=tmp_path)
     quarter, told, notes = reproduce(tmp_path, "quarter")

@@ -57,9 +57,9 @@ def test_its_cells_run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
             first, _, rest = text.partition("\n")
             (place / first.removeprefix(MAGIC).strip()).write_text(rest)
             continue
-        quick = text.replace("ROUNDS, SEEDS = 20, [0, 1, 2]", "ROUNDS, SEEDS = 2, [0, 1]")
+        quick = text.replace("ROUNDS, SEEDS = 20, [0, 1, 2]", "ROUNDS, SEEDS = 2, [0]")
         assert (quick != text) == (number == 0)
         exec(compile(quick, f"cell {number}", "exec"), names)
-    assert len(names["study"]) == 6
+    assert len(names["study"]) == 3
     assert names["again"].num_samples == 360
     assert r"\toprule" in capsys.readouterr().out

@@ -107,12 +107,12 @@ def test_a_round_is_heard_of_while_it_is_played(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
 def test_a_server_actor_is_heard_of_while_it_works_and_comes_to_the_same_bits(tmp_path: Path) -> None:
-    entries, sha256 = played(tmp_path / "ray", iterations=400, backend="ray", client_actors=2)
+    entries, sha256 = played(tmp_path / "ray", iterations=120, backend="ray", client_actors=2)
     told = between(entries, "round 2", "round 3")
     sentences = lines(told, lambda entry: entry.startswith("!"))
     assert [text.partition(",")[0] for text in sentences] == [
-        f"! synthesis: iteration {number} of 400" for number in range(40, 401, 40)
+        f"! synthesis: iteration {number} of 120" for number in range(12, 121, 12)
     ]
     # Not only with the round's end: lines come between the sentences.
     assert lines(told[: told.index(sentences[-1])], lambda entry: not entry.startswith("!"))
-    assert played(tmp_path / "local", iterations=400, backend="local")[1] == sha256
+    assert played(tmp_path / "local", iterations=120, backend="local")[1] == sha256
