@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 # A shell has these ignored in what it runs in the background, or by nohup; tests of signals have to hear them.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 # At Ray's own 15 its workers hardly come forward beside other tests.

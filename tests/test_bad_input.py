@@ -275,6 +275,7 @@ def test_line_numbers_of_a_file_that_is_no_yaml(tmp_path: Path, capsys: pytest.C
     assert "bad.yaml" in line and "line" in line
 
 
+@pytest.mark.slow
 def test_the_installed_command_refuses_likewise(config: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedsweep", "run", str(config), "--set", "training.ronds=3"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

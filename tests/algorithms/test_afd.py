@@ -122,6 +122,7 @@ def test_a_client_that_is_lost_keeps_its_last_loss_and_units() -> None:
     assert torch.equal(script.play({0: 1.5})[0], units)
 
 
+@pytest.mark.slow
 def test_without_scores_all_units_are_drawn_alike() -> None:
     script = Script(ScoredUnits(keep=0.25))
     total = sum(script.play({0: 1.0}).get(0, torch.zeros(16)).double() for _ in range(400))

@@ -262,6 +262,7 @@ def test_wrong_input_is_said(build: Callable[[], object], message: str) -> None:
         build()
 
 
+@pytest.mark.slow
 def test_where_a_tenth_is_slow_a_target_is_reached_in_less_virtual_time() -> None:
     fleet = (*[tiny_device(1e4)] * 9, tiny_device(1e3))
 

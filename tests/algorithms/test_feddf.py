@@ -187,6 +187,7 @@ def test_dropout_draws_from_a_stream() -> None:
     assert torch.equal(first, run(feddf(**SHORT), build=build).vector)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_sub_models_teach_too() -> None:
     def build() -> nn.Module:
         return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)

@@ -29,6 +29,7 @@ def client_moves(state: RunState) -> dict[int, Tensor]:
     return {k: torch.cat([torch.as_tensor(v).reshape(-1) for v in m.values()]) for k, m in memories.items()}
 
 
+@pytest.mark.slow
 def test_the_golden_rounds(golden: Golden) -> None:
     """alpha 1, exact inner solves: y_k = (a_k b_k + x - H_k) / (a_k + 1); h = - mean H, g_k = - H_k."""
     states = golden(feddyn(strength=1.0), rounds=40, steps=(64, 64), learning_rate=0.2)
@@ -56,6 +57,7 @@ def test_the_optimum_is_reached_with_momentum_and_in_part(golden: Golden) -> Non
     assert float(found[-1].vector) == pytest.approx(optimum, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_by_size_the_optimum_is_that_of_the_weighted_losses(golden: Golden) -> None:
     """n = (32, 64), shares 2/3 and 4/3: y = (0.6, 40.75 / 4.75) from 1, and (32 x 1 x 0 + 64 x 4 x 10) / (32 + 256)."""
     method = feddyn(strength=1.0, weighting="size")

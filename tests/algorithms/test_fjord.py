@@ -252,6 +252,7 @@ def test_distillation_changes_the_model() -> None:
     assert not torch.equal(plain, distilled)
 
 
+@pytest.mark.slow
 def test_moon_with_fjord_contrasts_at_the_steps_width() -> None:
     """At width 1 alone it is MOON, without contrast FjORD; otherwise neither, whatever the order of merging."""
     options: dict[str, Any] = {"cohort_size": 6, "rounds": 2}

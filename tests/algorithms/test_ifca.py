@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from fedsweep.algorithms.ifca import best_fitting, ifca
@@ -33,6 +34,7 @@ def swapped(method: FederatedMethod, **options: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_two_kinds_of_clients_are_told_apart_and_each_has_a_model_that_fits() -> None:
     experiment = swapped(ifca())
     params, state = experiment.layout.num_params, run_rounds(local_engine(experiment))

@@ -133,6 +133,7 @@ def test_a_new_mask_is_sent_to_everybody(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPARSE)
 def test_the_clock_waits_for_what_is_alive_and_works_densely(name: str) -> None:
     method = SPARSE[name](sparsity=0.8)

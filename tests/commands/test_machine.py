@@ -95,6 +95,7 @@ def test_doctor_says_where_torchvision_works_through_fedsweep_alone(
     assert ("a plain import of it fails beside this torch" in doctor._torchvision()) == (not alone)
 
 
+@pytest.mark.slow
 def test_doctor_tries_each_network_on_a_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

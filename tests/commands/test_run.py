@@ -213,6 +213,7 @@ def test_resume_of_a_finished_run_says_so(finished: Path, fedsweep: Command) -> 
     assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_resume_draws_the_pictures_of_a_run_that_was_killed_at_its_end(finished: Path, fedsweep: Command) -> None:
     shutil.copytree(finished, "run")
     shutil.rmtree("run/pictures", ignore_errors=True)

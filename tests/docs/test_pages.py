@@ -120,6 +120,7 @@ def test_named_sources_exist(pages: Any, name: str) -> None:
         assert any((root / path).exists() for root in roots), path
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_without_a_run_work(
     pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

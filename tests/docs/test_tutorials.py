@@ -61,6 +61,7 @@ def test_a_first_sweep_on_a_cluster(
     assert "12 trials" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_method_from_paper_to_table(
     pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ PAGE = "docs/watching.md"
 LOCAL = ["--set", "runtime.backend=local"]
 
 
+@pytest.mark.slow
 def test_the_pages_metric_is_followed_everywhere(pages: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, compare, evaluate = (shlex.split(command)[1:] for command in pages.commands(PAGE))
     assert main([*run, *LOCAL]) == 0, capsys.readouterr().err

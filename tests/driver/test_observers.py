@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_tracking_imports_without_mlflow() -> None:
     modules = "fedsweep.driver.observers, fedsweep.tracking.loggers.registry, fedsweep.tracking.mlflow_view"
     unwanted = "{'mlflow', 'pyarrow', 'matplotlib'} & set(sys.modules)"

@@ -108,6 +108,7 @@ def length(codec: Codec, params: int, shapes: Any) -> int:
 METHODS = [fedavg(), dynamicfl(group_size=1, high_interval=4, low_interval=4), scaffold(), fedbuff()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_missed_message_costs_what_its_own_rounds_codec_made_it(method: FederatedMethod, seed: int) -> None:
@@ -208,6 +209,7 @@ def test_random_worlds_end_within_a_hundredth_below_their_budget(worlds: int) ->
             assert run_rounds(local_engine(experiment)).total_bytes == sent + once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("planner", "method"),
     [
@@ -242,6 +244,7 @@ def test_a_budget_of_virtual_seconds_is_never_passed() -> None:
     assert state.clock is not None and 0.9 * 0.5 <= state.clock <= 0.5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_spends_as_the_unbroken_one(tmp_path: Path) -> None:
     """With codecs that are chosen round by round, whose error feedback clients and server keep."""
     plain = spending(fedavg(), AtRandom(seed=3), total_bytes=20_000, cohorts=(2, 3), rounds=60)

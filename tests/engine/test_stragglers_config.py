@@ -95,6 +95,7 @@ def test_targets_are_different_accuracies(targets: object) -> None:
         load_config(config(None, evaluation={"targets": targets}))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
 def test_lost_clients_are_the_same_on_ray(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def test_a_run_under_drift_leaves_both_pictures_in_its_folder(run_folder: Path) 
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (run_folder / "pictures").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_a_run_in_a_world_that_stays_as_it_is_leaves_its_curves_and_its_split_alone(tmp_path: Path) -> None:
     scenario = {**CONFIG["scenario"], "drift": None, "availability": None}
@@ -196,6 +197,7 @@ def test_with_many_clients_some_are_shown_evenly_spread() -> None:
     assert "of 200" in axes.get_ylabel()
 
 
+@pytest.mark.slow
 def test_plot_run_draws_the_scenario_too(run_folder: Path, tmp_path: Path) -> None:
     names = [path.name for path in plot_run(run_folder, tmp_path)]
     assert names[-2:] == [pictures_scenario.CLASSES_PICTURE, pictures_scenario.PARTICIPATION_PICTURE]

@@ -67,6 +67,7 @@ def same(first: Path, second: Path) -> bool:
     return [result(first)[key] for key in keys] == [result(second)[key] for key in keys]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", list(METHODS))
 def test_more_rounds_give_the_bits_of_a_longer_run(method: str, tmp_path: Path) -> None:
     short = begun(tmp_path / "short", method=method)
@@ -75,6 +76,7 @@ def test_more_rounds_give_the_bits_of_a_longer_run(method: str, tmp_path: Path) 
     assert same(grown(short, 8), long)
 
 
+@pytest.mark.slow
 def test_it_may_grow_again_and_the_last_test_of_a_shorter_run_leaves_no_trace(tmp_path: Path) -> None:
     settings = ("evaluation={every: 3, per_client: true}", "training.schedule={kind: exponential, decay: 0.9}")
     short = begun(tmp_path / "short", *settings)

@@ -101,7 +101,7 @@ def two_speed() -> FederatedMethod:
     [
         (dynamicsgd(), "average", 2, False),
         (dynamicfl(high_interval=1, low_interval=4, high_only=False), "persist", 4, True),
-        (fedavg(), "persist", 2, False),
+        pytest.param(fedavg(), "persist", 2, False, marks=pytest.mark.exhaustive),
     ],
 )
 def test_actors_on_two_nodes_give_the_bits_of_one_process(

@@ -113,6 +113,7 @@ def covered(tree: Mapping[str, Tensor], index: KeptIndex) -> dict[str, Tensor]:
     return scatter_tree({name: torch.zeros_like(value) for name, value in tree.items()}, ones, index=index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_submodel_has_the_outputs_and_gradients_of_the_masked_full_model(name: str) -> None:
     """Also its batch-norm statistics; gradients of what is left out are exactly zero."""

@@ -54,6 +54,7 @@ def width_of(text: str) -> float:
     return float(re.search(r"about (\d+) pt", text)[1])  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_tables_with_up_to_eight_columns_of_figures_fit_a_page_and_narrow_ones_a_column() -> None:
     names = narrow_tables()
     assert {"dynamicfl/table4", "dynamicfl/table12", "dynafed/table2", "feddhad/table6", "fedstg/table1"} <= {*names}

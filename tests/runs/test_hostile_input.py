@@ -138,6 +138,7 @@ def test_configurations_that_are_odd_files(odd: str, tmp_path: Path, capsys: pyt
     one_line(["run", str(tmp_path / "bad.yaml"), "--dry-run"], capsys)
 
 
+@pytest.mark.slow
 def test_tables_are_judged_by_their_metadata(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = 20_000_000
     pq.write_table(

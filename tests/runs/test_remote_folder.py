@@ -34,6 +34,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_with_an_address_lies_there_and_goes_on_from_there_on_another_machine(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_run_with_an_address_lies_there_and_goes_on_from_there_on_another_mach
     assert "finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_whatever_reads_a_finished_run_reads_one_at_an_address(
     address: str, tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def play(study: PreparedSweep, count: int | None = None) -> list[dict[str, Any]]
     return [RunFolder(run).read_result() for run in find_runs(study.folder.path)]
 
 
+@pytest.mark.slow
 def test_plans_are_what_trials_come_to_spend(tmp_path: Path, tiny: TinySweep) -> None:
     methods = [{"name": "fedavg"}, {"name": "scaffold"}, {"name": "dynamicfl"}, {"name": "heterofl"}]
     scenario = {**SKEWED["scenario"], "budgets": {"kind": "fixed", "budget_fraction": 0.5}}

@@ -173,6 +173,7 @@ def test_a_trial_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: P
     assert [r.round for r in RunFolder(folder).read_rounds()] == list(range(1, 41))
 
 
+@pytest.mark.exhaustive
 def test_a_trial_whose_process_always_dies_fails_with_its_cause_while_the_others_go_on(
     tmp_path: Path, tiny: TinySweep, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def outputs_of(engine: Engine, vector: torch.Tensor) -> torch.Tensor:
     return outputs
 
 
+@pytest.mark.slow
 def test_a_speakers_perplexity_is_that_of_its_own_test_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

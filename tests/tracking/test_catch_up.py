@@ -166,6 +166,7 @@ def test_sweeps_are_completed_by_the_sweep(tmp_path: Path, capsys: pytest.Captur
     assert "sweep --resume --out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_sent_and_ended_and_goes_on_with_each_point_once(store: Path, whole: Keys) -> None:
     """A process that is killed when round 3 is on disk; what the store then had is of no matter."""
     code = """

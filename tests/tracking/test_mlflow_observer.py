@@ -206,6 +206,7 @@ def test_a_run_that_failed_before_it_started_leaves_no_trace(store: Path) -> Non
     assert number_of_runs(store) == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_every_point_once(store: Path, folder: Path) -> None:
     """Rounds 1 to 5 are logged; the checkpoint holds 3, so 4 and 5 are played again, at another time, then 6."""
     first = Played(store, folder)
@@ -281,6 +282,7 @@ def test_infinite_figures_are_nan_and_a_tag(store: Path, folder: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_many_rounds_are_sent_in_batches_that_a_store_takes(
     store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +452,7 @@ def bomb(client: socket.socket) -> None:
     client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [silence, drip, bomb])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # sockets that nobody waits for any more
 def test_a_server_that_means_no_good_holds_nobody_up(

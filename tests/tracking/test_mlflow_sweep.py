@@ -166,6 +166,7 @@ def interrupted_twice(make: Make, store: Path, folder: Path, *, num_trials: int,
     assert len(found) == num_trials and {status for _, status in found} == {"FINISHED"}
 
 
+@pytest.mark.slow
 def test_no_point_is_lost_or_doubled_when_two_drivers_die(make: Make, store: Path, tmp_path: Path) -> None:
     interrupted_twice(make, store, tmp_path / "sweep", num_trials=4, rounds=6)
 

@@ -52,6 +52,7 @@ def server(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         listening.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:starlette")
 def test_a_slow_server_is_waited_for_as_long_as_is_said_and_loses_nothing(
     server: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -105,6 +105,7 @@ def run(high: str, low: str, budget: FixedBudget | DynamicBudget) -> tuple[RunSt
     return run_rounds(engine, start), start.vector.numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("high", "low", "budget"),
     [("b", "c", FixedBudget(budget_fraction=0.5)), ("a", "g", DynamicBudget(budget_fraction=0.6))],

@@ -65,6 +65,7 @@ def column(name: str, heading: str, measure: str = "accuracy") -> dict[str, Any]
     return {row: value for (row, c), value in printed(name, measure).items() if c == heading}
 
 
+@pytest.mark.slow
 def test_all_fifty_tables_and_figures_with_an_experiment_are_there() -> None:
     found = {name.removeprefix("dynamicfl/") for name in table_names() if name.startswith("dynamicfl/")}
     assert found == {*RUNS, *GROUPS} and len(found) == 50
@@ -270,6 +271,7 @@ def test_figures_5_to_8_are_four_of_the_others() -> None:
         assert one.scenario == other.scenario and table(f"figure{first}").printed == table(f"figure{second}").printed
 
 
+@pytest.mark.slow
 def test_asking_for_tables_of_the_same_runs_trains_once() -> None:
     for name in ("table4", "figure20", "figure3"):
         assert hashes(name, "smoke") <= hashes("table20", "smoke")

@@ -96,6 +96,7 @@ def test_the_chooser_is_given_no_label_counts(monkeypatch: pytest.MonkeyPatch) -
         assert problem.features_AD is not None and problem.features_AD.shape == (6, VALUES)
 
 
+@pytest.mark.slow
 def test_groups_by_similarity_have_nearly_the_labels_that_counts_would_give() -> None:
     """Without labels the groups' mean divergence lies much nearer to DynaComm's than to the random groups'."""
     budget = DynamicBudget(budget_fraction=0.7).assign(12, stream(0, "budgets"))
@@ -162,6 +163,7 @@ def test_wrong_options_and_places_are_refused() -> None:
         SimilarityGroup().choose(problem)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.ray
 def test_two_actors_give_the_bits_of_one_process(pool: Any) -> None:
     import ray_pool

@@ -99,6 +99,7 @@ def samples() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images), torch.from_numpy(labels)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_first_stage")
 def test_the_first_stage_prunes_on_the_way_and_leaves_the_model_alone() -> None:
     model = build()

@@ -75,6 +75,7 @@ def test_losses_fall_in_local_training_and_are_followed_through_the_passes_of_fi
     assert found.mean > 0
 
 
+@pytest.mark.slow
 def test_the_pictures_are_drawn_from_the_run(run: Path, table_path: Path, tmp_path: Path) -> None:
     table = read_table(table_path)
     (cell,) = cells_of(table, "full")

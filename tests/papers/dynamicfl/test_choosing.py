@@ -194,6 +194,7 @@ def test_the_genetic_algorithm_is_a_row_like_any_other(tmp_path: Path) -> None:
     assert all(kl["genetic", column] >= kl["exhaustive", column] - 1e-12 for column in ("Dir", "K=2"))
 
 
+@pytest.mark.slow
 def test_pictures_have_a_panel_per_column_and_a_line_per_method(
     pictures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,6 +251,7 @@ def test_old_rows_are_not_written_again(tmp_path: Path) -> None:
     assert [r.round for r in loaded_state(tmp_path).records] == list(range(1, 252))
 
 
+@pytest.mark.slow
 def test_a_manifest_names_few_blocks_of_rows_however_long_the_run_is_and_resuming_writes_none_again(
     tmp_path: Path,
 ) -> None:
@@ -343,6 +344,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, *, at: int, error: BaseException) -
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "No space left on device")])
 def test_a_stop_at_any_operation_leaves_a_valid_checkpoint_and_the_next_save_succeeds(
     two: Path, tmp_path: Path, error: BaseException

@@ -91,6 +91,7 @@ def damaged_files(folder: Path) -> list[Path]:
     return [p for p in files_of(folder) if p.stem not in older and p != manifest(folder, 1)]
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_in_any_file_falls_back_to_the_older_one_and_says_so(two: Path) -> None:
     paths = damaged_files(two)
     assert len(paths) > 3  # manifest, state, rows, memories that changed
@@ -111,6 +112,7 @@ def test_the_sentence_says_what_is_wrong(two: Path) -> None:
     assert load(two).skipped == (f"checkpoints/round-000002: checksum differs (objects/{path.name})",)
 
 
+@pytest.mark.slow
 def test_a_file_cut_off_anywhere_falls_back_to_the_older_one(two: Path) -> None:
     for path in damaged_files(two):
         whole = path.read_bytes()

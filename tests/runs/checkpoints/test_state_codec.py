@@ -126,6 +126,7 @@ def trees() -> st.SearchStrategy[Any]:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(trees())
 def test_every_tree_comes_back_with_its_types_and_bits(tree: Any) -> None:

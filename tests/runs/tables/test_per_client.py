@@ -96,6 +96,7 @@ def records(folder: Path) -> list[RoundRecord]:
     return RunFolder(folder).read_rounds()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_first_stage")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folders_rows_are_those_of_its_rounds_after_a_kill_and_more_rounds(kind: str, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_rounds_of_an_older_version_have_no_rows(tmp_path: Path) -> None:
     assert set(found.column("round").to_pylist()) == {0, 2}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
 def test_actors_leave_the_same_rows(tmp_path: Path) -> None:

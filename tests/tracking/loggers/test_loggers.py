@@ -117,6 +117,7 @@ def test_a_resumed_run_has_every_point_once(name: str, tmp_path: Path) -> None:
     assert READ[name](tmp_path) == [(number, 0.125 * number) for number in range(1, 7)]
 
 
+@pytest.mark.slow
 def test_weights_and_biases_keeps_the_runs_id_and_does_not_name_the_machine(tmp_path: Path) -> None:
     ids = []
     for _ in range(2):
