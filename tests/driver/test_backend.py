@@ -17,6 +17,8 @@ SMALL: dict[str, Any] = {
     "scenario": {"clients": 8},
     "training": {"rounds": 3, "cohort_size": 4, "local_steps": 2, "local_epochs": None},
 }
+# The largest cohort that a planner may choose.
+CHOSEN = ("planner={choices: {training.cohort_size: [2, 6]}}", "scenario.budgets={total_bytes: 2 MB}")
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,7 @@ def test_a_long_run_is_ray_with_an_actor_for_each_core() -> None:
         (("training.cohort_size=1",), 0, "there would be one client actor"),
         (("runtime.backend=ray", "training.cohort_size=1"), 1, "runtime.backend=ray"),
         (("runtime.backend=local",), 0, "runtime.backend=local"),
+        (("runtime.client_actors=8", *CHOSEN), 6, "runtime.client_actors=8"),
     ],
 )
 def test_what_is_asked_for_is_what_comes(settings: tuple[str, ...], actors: int, reason: str) -> None:

@@ -31,6 +31,7 @@ from fedsweep.engine.plan import Planner
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment, Option, StopLimits
+from fedsweep.fleet.fleet import Vectors
 from fedsweep.method import FederatedMethod
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.streams import Stream
@@ -342,6 +343,15 @@ def test_a_configuration_names_budget_planner_and_choices() -> None:
     sent = start.total_bytes
     spending = engine.planner.meeting(start).spending
     assert spending is not None and (spending.left_bytes, spending.left_s) == (2_000_000 - sent, None)
+
+
+def test_what_is_made_before_a_cohort_is_chosen_has_room_for_the_largest() -> None:
+    experiment = from_yaml(choices={"training.cohort_size": [2, 8]})
+    assert experiment.training.cohort_size == 4 and experiment.most_in_cohort == 8
+    assert Vectors.of(experiment).capacity == 8
+    plain = replace(experiment, options=(), spending=None)
+    assert plain.most_in_cohort == 4 and from_yaml().most_in_cohort == 2
+    assert forecast(experiment, most_planned=1).memory_mb > forecast(plain, most_planned=1).memory_mb
 
 
 WRONG = [

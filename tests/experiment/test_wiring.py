@@ -234,6 +234,8 @@ def test_clients_are_stepped_one_by_one_unless_lanes_are_asked_for() -> None:
     assert built("runtime.executor=lanes", "training.cohort_size=3").lanes == LaneSettings(width=3)
     many = ["scenario.clients=30", "training.cohort_size=30"]
     assert built("runtime.executor=lanes", *many).lanes == LaneSettings(width=8)
+    chosen = ["planner={choices: {training.cohort_size: [2, 6]}}", "scenario.budgets={total_bytes: 2 MB}"]
+    assert built("runtime.executor=lanes", *chosen).lanes == LaneSettings(width=6)
 
 
 def test_lanes_are_part_of_what_names_a_checkpoint_where_there_are_some() -> None:

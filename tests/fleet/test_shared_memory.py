@@ -5,17 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.client.worker import Alone
+from fedsweep.components.spending import Even
 from fedsweep.errors import WorkerLost
+from fedsweep.experiment.experiment import Option, StopLimits
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.shared_memory import SharedMemoryExchange, make_group_files
 from fedsweep.streams import stream
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 VALUES = 1003
 CLIENTS = (0, 2, 3, 5, 8)
@@ -86,3 +91,17 @@ def test_a_killed_member_is_noticed_by_the_others(tmp_path: Path) -> None:
     for index in (0, 2):
         assert pipes[index].poll(10)
         assert "gone" in pipes[index].recv()
+
+
+def test_a_cohort_that_a_planner_chooses_has_its_places(tmp_path: Path) -> None:
+    plain = tiny_experiment(dynamicsgd(), rounds=1, cohort_size=2, stop=StopLimits(total_bytes=10**9))
+    larger = replace(plain, training=replace(plain.training, cohort_size=5))
+    options = (Option(values={"training.cohort_size": 5}, experiment=larger),)
+    engine = local_engine(work := replace(plain, spending=Even(), options=options))
+    make_group_files(tmp_path, own := Vectors.of(work))
+    exchange = SharedMemoryExchange(tmp_path, own, index=0, size=1)
+    exchange.connect()
+    engine.fleet._worker.use_exchange(exchange)
+    found = run_rounds(engine)
+    assert len(found.records[0].cohort) == 5 and found.records[0].sync_points > 1
+    assert torch.equal(found.vector, run_rounds(local_engine(larger)).vector)

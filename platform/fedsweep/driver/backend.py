@@ -73,7 +73,7 @@ def choose_backend(config: Config, experiment: Experiment) -> tuple[int, str]:
 def _actors(config: Config, experiment: Experiment) -> int:
     """Return client actors on Ray; more than the cohort would have nothing to do."""
     runtime = config.runtime
-    cohort = experiment.training.cohort_size
+    cohort = experiment.most_in_cohort
     if isinstance(runtime.client_actors, int):
         return min(runtime.client_actors, cohort)
     from fedsweep.fleet.ray_start import room_here
@@ -137,5 +137,5 @@ def _needs(plan: Plan) -> ClusterNeeds:
         gpus_per_client=runtime.gpus_per_client,
         cpus_per_server=runtime.cpus_per_server,
         gpus_per_server=runtime.gpus_per_server,
-        store_bytes=2**29 + 2 * data.images.nbytes + 8 * model_bytes * plan.experiment.training.cohort_size,
+        store_bytes=2**29 + 2 * data.images.nbytes + 8 * model_bytes * plan.experiment.most_in_cohort,
     )

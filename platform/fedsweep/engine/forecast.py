@@ -221,7 +221,7 @@ def _flops(plan: RoundPlan, taken: Mapping[int, int], costs: CostModel, *, seed:
 
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:
     """Models, gradient and samples of the clients that are on one actor at a time."""
-    clients = -(-experiment.training.cohort_size // num_actors)
+    clients = -(-experiment.most_in_cohort // num_actors)
     slots = 2 if experiment.training.optimizer.name == "adam" else bool(experiment.training.optimizer.momentum)
     anchors = 1 if experiment.method.terms else 0
     models = num_values * (clients * (1 + int(slots) + anchors) + 4)

@@ -112,12 +112,12 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         metrics=build_metrics(config),
         device=device,
         server_device=server_device,
-        lanes=_lanes(config, device),
         config_hash=config.hash() if config_hash is None else config_hash,
         cards=method_cards(config),
     )
     if config.planner is not None:
         experiment = with_options(config, experiment)
+    experiment = replace(experiment, lanes=_lanes(config, device, cohort=experiment.most_in_cohort))
     # A model that does not fit the data is an error here, not in round 1.
     experiment.training.optimizer.check_groups(experiment.layout)
     return experiment
@@ -246,12 +246,11 @@ def _devices(config: Config) -> tuple[str, str]:
     return client, server
 
 
-def _lanes(config: Config, device: str) -> LaneSettings | None:
+def _lanes(config: Config, device: str, *, cohort: int) -> LaneSettings | None:
     """Return the settings by which a worker steps clients at once; None: one after another."""
     runtime = config.runtime
     if runtime.executor == "loop" or (runtime.executor == "auto" and device == "cpu"):
         return None
-    cohort = build_training(config).cohort_size
     if device == "cpu":
         # Known: tests hold what lanes compute on a CPU to the loop.
         return LaneSettings(width=runtime.lanes if isinstance(runtime.lanes, int) else min(_LANES_ON_CPU, cohort))

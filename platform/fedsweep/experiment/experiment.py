@@ -214,6 +214,12 @@ class Experiment:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
+    def most_in_cohort(self) -> int:
+        """Return the most clients that a round asks for: of the options' sizes the largest, where there are options."""
+        sizes = [option.experiment.training.cohort_size for option in self.options]
+        return max(sizes, default=self.training.cohort_size)
+
+    @property
     def up_codec(self) -> Codec:
         """Return what clients' messages go through: the method's own codec, or the configuration's."""
         return self.method.codec if self.method.codec.encodes else self.communication.up

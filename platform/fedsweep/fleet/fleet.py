@@ -62,7 +62,7 @@ class Vectors:
         return cls(
             num_values=layout.num_values,
             dtype=layout.dtype,
-            capacity=experiment.training.cohort_size,
+            capacity=experiment.most_in_cohort,
             own_gpu=own_gpu and experiment.device == "cuda",
         )
 

@@ -25,7 +25,7 @@ Formula = Literal["up", "down", "setup_up", "setup_down"]
 def sized(experiment: Experiment) -> Sequence[ClientProfile]:
     """Return the clients whose sizes matter: those of a drawn population are alike."""
     profiles = experiment.world.profiles
-    return profiles[: experiment.training.cohort_size] if experiment.world.is_drawn else profiles
+    return profiles[: experiment.most_in_cohort] if experiment.world.is_drawn else profiles
 
 
 class Beside:
