@@ -113,6 +113,16 @@ def test_a_quick_start_leaves_ray_and_the_environment_as_they_were() -> None:
         assert list(settings) == ["runtime_env"] and state() == before
 
 
+@pytest.mark.parametrize("kind", [ImportError, AttributeError, ConnectionError])
+def test_what_ray_raises_as_it_starts_is_raised_as_it_is(
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="fedsweep"), pytest.raises(kind, match="Ray's own"):
+        with quick_settings(dashboard=False):
+            raise kind("Ray's own")
+    assert caplog.messages == []
+
+
 def test_trials_have_no_runtime_environment_and_one_class_and_another_tune_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

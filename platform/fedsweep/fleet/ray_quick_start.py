@@ -32,13 +32,15 @@ def quick_settings(*, dashboard: bool) -> Iterator[dict[str, Any]]:
         dashboard: Ray's dashboard is wanted, and all that belongs to it.
     """
     with contextlib.ExitStack() as stack:
-        try:
-            if not dashboard:
-                yield _prepare(stack)
-                return
-        except (ImportError, AttributeError) as error:
-            _LOGGER.info("Ray starts more slowly: this Ray has another name for what fedsweep leaves out (%s)", error)
-        yield stack.enter_context(worker_settings())
+        settings: dict[str, Any] | None = None
+        if not dashboard:
+            try:
+                settings = _prepare(stack)
+            except (ImportError, AttributeError) as error:
+                name = "Ray starts more slowly: this Ray has another name for what fedsweep leaves out (%s)"
+                _LOGGER.info(name, error)
+        # Outside of the try: what Ray itself raises as it starts is no missing name.
+        yield stack.enter_context(worker_settings()) if settings is None else settings
 
 
 def plain_trials() -> contextlib.AbstractContextManager[Any]:
