@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fedsweep.algorithms.ifca import best_fitting, ifca
+from fedsweep.client.messages import Question
 from fedsweep.components import LocalClient, logits_with
+from fedsweep.components.codec import Communication
+from fedsweep.components.compression.registry import CODECS
+from fedsweep.engine.engine import Engine
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
+from fedsweep.records import Payload
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.testing.subject import small_network
 from fedsweep.testing.worlds import tiny_data
@@ -101,3 +110,28 @@ def test_the_least_loss_decides_and_of_equal_ones_the_first() -> None:
     wrong, right = {"w": torch.tensor([[0.0, 1.0], [1.0, 0.0]])}, {"w": torch.eye(2)}
     assert best_fitting(client, [wrong, right, right]) == 1
     assert best_fitting(client, [right, wrong]) == 0
+
+
+class Asked(LocalFleet):
+    """Keeps what clients are asked."""
+
+    question: Question
+
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Any]) -> Mapping[int, Payload]:
+        self.question = question
+        return super().measure(question, vector, memories)
+
+
+@pytest.mark.parametrize("codec", [None, "topk", "fp16"])
+def test_clients_test_the_models_that_they_would_decode(codec: str | None) -> None:
+    down = {} if codec is None else {"communication": Communication(down=CODECS[codec]())}
+    experiment = replace(swapped(ifca(), cohort_size=4), evaluate_per_client=True, **down)
+    fleet = Asked(experiment)
+    engine = Engine(experiment, fleet)
+    after = run_rounds(engine, rounds=2)
+    tested = torch.cat([value.flatten() for value in fleet.question.broadcast.values()])
+    (given,) = after.components["server_update"]["others"]
+    assert torch.equal(tested, given) == (codec is None)
+    if codec is not None:
+        # What the next round's first message says.
+        assert torch.equal(tested, play_round(engine, after).codecs.sent_contents["cluster1"]["sent"])

@@ -256,25 +256,10 @@ class Worker:
                 # It goes on: what has reached the server is no longer all that it did.
                 self._attended.discard(client)
                 anchor = None if job.resume else segment.models.get(job.model, current)
-                broadcast = self._cut(segment.published, local.model.submodel) if segment.published else {}
+                broadcast = (
+                    broadcast_of(segment.published, local.model.submodel, self._layout) if segment.published else {}
+                )
                 local.begin(job, anchor, version=version, broadcast=broadcast, probes=segment.probes)
-
-    def _cut(self, contents: Mapping[str, Published], submodel: SubModel) -> Payload:
-        """Cut what is published to a client's part of the model; views where nothing is cut."""
-        payload: Payload = {}
-        for name, content in contents.items():
-            if content.like is None:
-                payload[name] = content.value
-                continue
-            part, values = submodel.layout(self._layout), content.value
-            if submodel != FULL_MODEL:
-                whole = self._layout.padded(values)
-                covered = submodel.embed(submodel.extract(whole, self._layout), self._layout)
-                # What the part does not hold is zero: the ledger counts the part's values alone, no others may arrive.
-                travels = whole if covered.cover is None else covered.vector.masked_fill(~covered.cover, 0.0)
-                values = submodel.extract(travels, self._layout)
-            payload |= {f"{name}/{param}": value for param, value in part.params(values).items()}
-        return payload
 
     def _local_round(
         self, task: ClientTask, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
@@ -377,6 +362,24 @@ class Worker:
             except Exception as error:
                 raise client_error(error, client=client, round=question.round, step=0) from error
         return answers
+
+
+def broadcast_of(contents: Mapping[str, Published], submodel: SubModel, full: FlatLayout) -> Payload:
+    """Cut what is published to a client's part of the model; views where nothing is cut."""
+    payload: Payload = {}
+    for name, content in contents.items():
+        if content.like is None:
+            payload[name] = content.value
+            continue
+        part, values = submodel.layout(full), content.value
+        if submodel != FULL_MODEL:
+            whole = full.padded(values)
+            covered = submodel.embed(submodel.extract(whole, full), full)
+            # What the part does not hold is zero: the ledger counts the part's values alone, no others may arrive.
+            travels = whole if covered.cover is None else covered.vector.masked_fill(~covered.cover, 0.0)
+            values = submodel.extract(travels, full)
+        payload |= {f"{name}/{param}": value for param, value in part.params(values).items()}
+    return payload
 
 
 def _of_classes(indices: np.ndarray, classes: tuple[int, ...] | None, strata: np.ndarray) -> np.ndarray:

@@ -337,12 +337,12 @@ class Engine:
     def _own_models_tested(self, record: RoundRecord, round: Round, test: ClientTest) -> RoundRecord:
         """Return the row with how good the models are that clients themselves would use."""
         began = time.perf_counter()
-        models = round.models
-        question = own_models_question(self.experiment, test, record.round, models, round.components)
-        answers = self._repaired(record.round, lambda _: self.fleet.measure(question, round.vector, round.remembered))
+        state = round.state_after(record)
+        question = own_models_question(self.experiment, test, state)
+        answers = self._repaired(record.round, lambda _: self.fleet.measure(question, state.vector, state.memories))
         accuracies, _ = own_accuracies(answers, question.clients)
-        if self.experiment.evaluate_per_client and models:
-            record = _with_figures(record, self._tested_in_full(models, round.components["evaluation"]))
+        if self.experiment.evaluate_per_client and state.models:
+            record = _with_figures(record, self._tested_in_full(state.models, state.components["evaluation"]))
         seconds = record.eval_time_s + time.perf_counter() - began
         record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
         return _with_figures(record, spread("personal_accuracy", accuracies))

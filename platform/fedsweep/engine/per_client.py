@@ -13,14 +13,18 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from torch import Tensor
 
 from fedsweep.client.messages import Question
+from fedsweep.client.worker import broadcast_of
+from fedsweep.components.base import Published
 from fedsweep.components.probes import ClientTest
-from fedsweep.engine.state import HubModel
+from fedsweep.engine.coded import RoundCodecs
+from fedsweep.engine.cost import CostModel
+from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
-from fedsweep.records import Payload, RoundRecord, State
+from fedsweep.records import Payload, RoundRecord
+from fedsweep.submodel import FULL_MODEL
 
 _COUNTED = ("hits", "samples")  # what a test on a client says
 
@@ -73,46 +77,33 @@ def spread(name: str, values: np.ndarray, *, mode: Literal["max", "min"] = "max"
     }
 
 
-def own_models_question(
-    experiment: Experiment,
-    test: ClientTest,
-    round: int,
-    models: Mapping[int, HubModel],
-    components: Mapping[str, State],
-) -> Question:
-    """Ask every client how good the model is that it would use itself; under drift, with the round's classes.
+def own_models_question(experiment: Experiment, test: ClientTest, state: RunState) -> Question:
+    """Ask every client how good the model is that it would use itself after a round; under drift, with its classes.
 
     Args:
         experiment: The experiment.
         test: Tests.
-        round: Rounds that are done.
-        models: Of hubs, by hub: of a client, in the server's place.
-        components: The components' states.
+        state: The run's state after the round; hubs' models are asked about of those that are clients.
     """
-    clients = tuple(range(len(experiment.world.profiles)))
     return Question(
-        clients=clients,
+        clients=tuple(range(len(experiment.world.profiles))),
         probes=(test,),
-        round=round,
-        classes=experiment.classes(round),
-        models={hub: own.vector for hub, own in models.items() if hub >= 0},
-        broadcast=_broadcast(experiment, components, round) if test.reads_broadcast else {},
+        round=state.round,
+        classes=experiment.classes(state.round),
+        models={hub: own.vector for hub, own in state.models.items() if hub >= 0},
+        broadcast=_broadcast(experiment, state) if test.reads_broadcast else {},
     )
 
 
-def _broadcast(experiment: Experiment, components: Mapping[str, State], round: int) -> Payload:
-    """Return what components publish by now, as a client with the whole model would find it."""
-    payload: dict[str, Tensor] = {}
+def _broadcast(experiment: Experiment, state: RunState) -> Payload:
+    """Return what components publish by now, as a client with the whole model will have it once it is sent."""
+    contents: dict[str, Published] = {}
     for seam, component in experiment.method.having["publish"]:
-        contents = ask(component, "publish", components[seam], when=f"after round {round}")
-        for name, content in contents.items():
-            if content.like is None:
-                payload[name] = content.value
-            else:
-                layout = experiment.layout
-                views = layout.params(layout.padded(content.value))
-                payload |= {f"{name}/{param}": value for param, value in views.items()}
-    return payload
+        contents |= ask(component, "publish", state.components[seam], when=f"after round {state.round}")
+    codecs = RoundCodecs(CostModel(experiment), experiment.seed, state)
+    # Nothing is sent: what the next round's first message will say is found here, and forgotten.
+    sent = codecs.sent(contents, 0) if codecs.down_encodes else contents
+    return broadcast_of(sent, FULL_MODEL, experiment.layout)
 
 
 def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

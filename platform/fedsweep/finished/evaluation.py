@@ -243,7 +243,7 @@ class Subject:
         test = experiment.method.evaluation.client_test()
         if test is None or state is None:
             return None
-        question = own_models_question(experiment, test, self.round, state.models, state.components)
+        question = own_models_question(experiment, test, state)
         answers = LocalFleet(experiment).measure(question, state.vector, state.memories)
         return own_accuracies(answers, question.clients)
 
