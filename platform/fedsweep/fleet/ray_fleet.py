@@ -154,13 +154,16 @@ class RayFleet(Fleet):
             self._group.drop()  # one more has died, as the next call to it will tell
 
     def _find_dead(self) -> list[int]:
+        pings = {k: actor.ping.options(concurrency_group="control").remote() for k, actor in self._actors.items()}
+        # For all at once: several that hang, on a node that is gone say, cost the time of one.
+        ray.wait(list(pings.values()), num_returns=len(pings), timeout=self._hang_timeout_s)
         dead = []
-        for index, actor in self._actors.items():
+        for index, ref in pings.items():
             try:
-                ray.get(actor.ping.options(concurrency_group="control").remote(), timeout=self._hang_timeout_s)
+                ray.get(ref, timeout=0)
             except (ray_errors.RayError, TimeoutError):
                 # One that hangs is not gone yet, and holds the resources that its successor needs.
-                ray.kill(actor)
+                ray.kill(self._actors[index])
                 dead.append(index)
         return dead
 

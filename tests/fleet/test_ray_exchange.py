@@ -1,0 +1,44 @@
+"""How client actors get their exchange, and how they are looked after, without a cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import exceptions as ray_errors
+
+from fedsweep.fleet import ray_fleet
+
+
+def test_several_actors_that_hang_cost_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    killed: list[str] = []
+
+    class Ray:
+        def wait(self, refs: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+            late = [ref for ref in refs if ref == "hangs"]
+            waited.append(timeout if late and num_returns == len(refs) else 0.0)
+            return [ref for ref in refs if ref not in late], late
+
+        def get(self, ref: str, *, timeout: float | None = None) -> None:
+            if ref == "hangs":
+                waited.append(timeout or 0.0)
+                raise ray_errors.GetTimeoutError
+            if ref == "dies":
+                raise ray_errors.RayActorError
+
+        def kill(self, actor: Any) -> None:
+            killed.append(actor.fate)
+
+    def actor(fate: str) -> Any:
+        ping = SimpleNamespace(remote=lambda: fate)
+        return SimpleNamespace(fate=fate, ping=SimpleNamespace(options=lambda concurrency_group: ping))
+
+    monkeypatch.setattr(ray_fleet, "ray", Ray())
+    fleet = object.__new__(ray_fleet.RayFleet)
+    fates = ["hangs", "lives", "dies", "hangs", "hangs"]
+    fleet._actors, fleet._hang_timeout_s = dict(enumerate(map(actor, fates))), 60.0
+    assert fleet._find_dead() == [0, 2, 3, 4]
+    assert killed == ["hangs", "dies", "hangs", "hangs"]
+    assert sum(waited) == 60.0
