@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from ray import exceptions as ray_errors
 
-from fedsweep.fleet import ray_fleet
+from fedsweep.fleet import ray_exchange, ray_fleet
+from fedsweep.fleet.fleet import Vectors
+from fedsweep.fleet.ray_exchange import ActorGroup
+
+VECTORS = Vectors(num_values=3, dtype=torch.float32, capacity=2)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Two actors of this node."""
+    node = SimpleNamespace(get_node_id=lambda: "here")
+    fake = SimpleNamespace(get_runtime_context=lambda: node, get=lambda refs, timeout: None)
+    monkeypatch.setattr(ray_exchange, "ray", fake)
+    call = SimpleNamespace(remote=lambda *args: None)
+    yield [SimpleNamespace(prepare_exchange=call, connect_exchange=call)] * 2
+
+
+def formed(actors: Sequence[Any]) -> tuple[ActorGroup, list[str]]:
+    told: list[str] = []
+    group = ActorGroup(VECTORS, kind="auto", timeout_s=1.0, warn=told.append)
+    group.form(actors, ["here"] * len(actors))
+    return group, told
+
+
+def test_without_shared_memory_the_way_through_the_server_is_told(
+    here: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != "/dev/shm")
+    group, told = formed(here)
+    assert told == ["there is no /dev/shm: every sync point goes through the server, which is slower"]
+    assert group.in_use.name == "server" and group.in_use.notes == tuple(told)
 
 
 def test_several_actors_that_hang_cost_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,7 @@ class ActorGroup:
 
     def _share_files(self, actors: Sequence[Any]) -> None:
         if not os.path.isdir("/dev/shm"):
+            self._fall_back("there is no /dev/shm")
             return
         vectors, free = self._vectors, shutil.disk_usage("/dev/shm").free
         if free < 1.2 * vectors.num_bytes:
