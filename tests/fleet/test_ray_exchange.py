@@ -15,6 +15,8 @@ from fedsweep.fleet import ray_exchange, ray_fleet
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.ray_exchange import ActorGroup
 
+# No process has it: numbers end at 2^22.
+NOBODY = 2**22 + 1
 VECTORS = Vectors(num_values=3, dtype=torch.float32, capacity=2)
 
 
@@ -42,6 +44,20 @@ def test_without_shared_memory_the_way_through_the_server_is_told(
     group, told = formed(here)
     assert told == ["there is no /dev/shm: every sync point goes through the server, which is slower"]
     assert group.in_use.name == "server" and group.in_use.notes == tuple(told)
+
+
+def test_a_folder_that_somebody_has_stays_though_its_process_is_not_seen_here(
+    here: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: NOBODY)  # as that of another container, which shares /dev/shm
+    group, told = formed(here)
+    folder = group._folder
+    assert folder is not None and folder.name.startswith(f"fedsweep-{NOBODY}-") and told == []
+    formed(here[:1])
+    assert folder.exists()
+    os.close(group._lock)  # its process dies
+    formed(here[:1])
+    assert not folder.exists()
 
 
 def test_several_actors_that_hang_cost_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ says where. Where neither can be had, every sync point goes through the server.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -40,6 +41,7 @@ class ActorGroup:
     def __init__(self, vectors: Vectors, *, kind: ExchangeKind, timeout_s: float, warn: Callable[[str], None]) -> None:
         self._vectors, self._kind, self._timeout_s, self._warn = vectors, kind, timeout_s, warn
         self._folder: Path | None = None
+        self._lock = -1  # the open folder, by which other processes see that somebody has it
         self._notes: list[str] = []
         self._name = "server"
         _sweep_old_folders()
@@ -66,6 +68,7 @@ class ActorGroup:
         self._name = "server"
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
             self._folder = None
 
     def _fall_back(self, why: str) -> None:
@@ -86,6 +89,8 @@ class ActorGroup:
             )
             return
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_GROUP_PREFIX}{os.getpid()}-", dir="/dev/shm"))
+        self._lock = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         make_group_files(self._folder, vectors)
         prepared = [actor.prepare_exchange.remote(self._folder, len(actors), vectors) for actor in actors]
         ray.get(prepared, timeout=self._timeout_s)
@@ -141,5 +146,20 @@ def _sweep_old_folders() -> None:
     """Remove the folders that dead processes left in /dev/shm."""
     for folder in Path("/dev/shm").glob(f"{_GROUP_PREFIX}*"):
         owner = folder.name.removeprefix(_GROUP_PREFIX).split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and not _is_held(folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_held(folder: Path) -> bool:
+    """Tell whether a live process has the folder: one of another container that shares /dev/shm is not in our /proc."""
+    try:
+        opened = os.open(folder, os.O_RDONLY)
+    except OSError:  # another user's, or gone meanwhile
+        return True
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(opened)
+    return False
