@@ -41,7 +41,6 @@ def test_show_of_a_method_has_its_parameters_with_type_default_and_meaning(fedsw
     assert line.split()[:2] == ["mu", "float"] and len(line.split()) > 5
 
 
-@pytest.mark.usefixtures("short_first_stage")
 @pytest.mark.parametrize("kind", list(catalog.KINDS))
 def test_everything_that_is_listed_can_be_shown(kind: str, fedsweep: Command) -> None:
     entries = catalog.KINDS[kind]()

@@ -9,6 +9,7 @@ from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen, stand_in_of, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
+from fedsweep.reproduce.reproduction import TableRequest
 from fedsweep.sweeps.prepared_trial import overlaid
 
 Changed = Callable[[str, str], Path]
@@ -137,3 +138,11 @@ def test_a_heading_names_what_stands_in_for_the_data_set_and_the_network_that_it
 )
 def test_a_table_with_a_papers_number_is_a_papers_even_where_nothing_is_printed(name: str, is_papers: bool) -> None:
     assert read_table(name).is_papers is is_papers
+
+
+@pytest.mark.parametrize("name", ["rows", "columns"])
+def test_patterns_that_are_no_text_are_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{name} are patterns in one text, as in 'FedAvg,Fed\*', but got \('a', 'b'\)"
+    ):
+        TableRequest(table="any", **{name: ("a", "b")})  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: str 
 
 def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:
     from fedsweep.driver.backend import check_resources
-    from fedsweep.driver.run import plan_run
+    from fedsweep.driver.run import one_thread, plan_run
     from fedsweep.runs.run_folder import RunFolder
     from fedsweep.tracking.loggers.registry import make_observers
 
@@ -124,7 +124,8 @@ def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:
     check_resources(plan)
     for observer in watching:
         observer.check()
-    _print_forecast(plan)
+    with one_thread():
+        _print_forecast(plan)
 
 
 def _print_forecast(plan: Plan) -> None:

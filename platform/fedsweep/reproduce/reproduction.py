@@ -44,6 +44,9 @@ class TableRequest:
         overrides: ``KEY=VALUE`` texts, over everything else.
         runs_from: Files ``runs.json`` of other tables, or folders with one, whose runs are taken as they are.
         chosen: Of these cells the ones that are run, each as row, column and seed; None: all.
+
+    Raises:
+        ConfigError: ``rows`` or ``columns`` is no text.
     """
 
     table: str
@@ -54,6 +57,11 @@ class TableRequest:
     overrides: tuple[str, ...] = ()
     runs_from: tuple[str, ...] = ()
     chosen: tuple[tuple[str, str, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, patterns in (("rows", self.rows), ("columns", self.columns)):
+            if not isinstance(patterns, str | None):
+                raise ConfigError(f"{name} are patterns in one text, as in 'FedAvg,Fed*', but got {patterns!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,9 +125,14 @@ def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
 
 
 def executors(builder: Callable[..., FederatedMethod]) -> str:
-    """Return the executors that a method knows without parameters, in words; tried in a world of milliseconds."""
+    """Return the executors that a method knows, in words; tried in milliseconds, with the small figures of its card."""
+    from fedsweep.driver.run import one_thread
+
+    card = card_of(builder)
+    small = functools.partial(builder, **(card.small if card else {}))
     try:
-        whole, uneven = _refused(builder, local_steps=2), _refused(builder, local_steps=None)
+        with one_thread():
+            whole, uneven = _refused(small, local_steps=2), _refused(small, local_steps=None)
     except (FedsweepError, TypeError) as error:
         return f"loop (lanes can't be tried without more: {error})"
     if whole:

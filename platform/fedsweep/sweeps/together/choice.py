@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import build_method
 from fedsweep.client.lanes.together import OF_METHOD, are_alike
-from fedsweep.driver.run import plan_run
+from fedsweep.driver.run import one_thread, plan_run
 from fedsweep.engine.forecast import lanes_refused
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_training
@@ -103,7 +103,10 @@ def _is_small(experiment: Experiment) -> bool:
     if experiment.device != "cpu" or experiment.layout.num_params > _MOST_VALUES:
         return False
     macs = fwd_macs_per_sample(experiment.template, experiment.world.data.images.shape[1:])
-    return macs <= _MOST_MACS and not lanes_refused(experiment)
+    if macs > _MOST_MACS:
+        return False
+    with one_thread():
+        return not lanes_refused(experiment)
 
 
 def _in_lanes(entry: PreparedTrial) -> PreparedTrial:
