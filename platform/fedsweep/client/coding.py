@@ -79,7 +79,7 @@ class Encoder:
         side: Says what clients' messages go through.
         submodel: The part that the client trains.
         full: The full model's layout.
-        memory: What the client remembers; of it, what its messages have left out, see :meth:`memory`.
+        memory: What the client remembers; of it, the residuals of error feedback, see :meth:`memory`.
     """
 
     def __init__(self, side: ClientSide, submodel: SubModel, full: FlatLayout, memory: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ class Encoder:
         return message
 
     def memory(self) -> dict[str, Tensor]:
-        """Give what the client's messages have left out, each [P of the full model], where that is fed back."""
+        """Give the residuals of error feedback, what messages have left out, each [P of the full model]."""
         if not self._codec.error_feedback:
             return {}
         return {"codec": torch.zeros(self._full.num_params, dtype=self._full.dtype), **self._left}
@@ -242,7 +242,7 @@ def sent_down(
         full: The model's layout.
         target: What its next model would be [V].
         before: What all clients have [V].
-        left: What its messages have left out so far [P]; None: nothing.
+        left: The residual of error feedback: what its messages have left out so far [P]; None: nothing.
         stream: Random numbers.
     """
     travels = travelling(FULL_MODEL, full)

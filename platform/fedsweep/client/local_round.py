@@ -58,7 +58,7 @@ class LocalRound:
         task: The client's part in the round.
         round: From 1.
         learning_rate: The round's.
-        slot: A module of the sub-model's size.
+        slot: The module of the sub-model's size, to which clients are bound in turn.
         shard: The client's samples of this round.
         full: The full model's layout.
         memory: What the client remembers; None: nothing yet.
@@ -221,7 +221,7 @@ class LocalRound:
         if not math.isfinite(loss_sum):
             step = first + 1 + [math.isfinite(value) for value in losses].index(False)
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
-        self._job.effective_steps = self._optimizer.effective_steps(steps)
+        self._job.effective_steps = self._optimizer.advance_effective_steps(steps)
         self.progress = replace(
             self.progress,
             steps=self.progress.steps + steps,

@@ -184,8 +184,8 @@ class Segment:
         attempt: How often this round was begun before; late replies of an earlier attempt are ignored.
         learning_rate: The round's.
         points: The sync points.
-        weights: For each but the last, the attendees' weights.
-        tasks: Clients whose first job of the round starts in this segment, on any worker.
+        weights: For each point but the last its attendees' weights, in the order of ``attend``.
+        tasks: Parts of the clients whose first job of the round starts in this segment, on any worker.
         version: Version of the server's model at the first point; each aggregation adds one.
         published: Named contents, for jobs that start from the server's model.
         probes: This round's extra measurements.
@@ -193,7 +193,7 @@ class Segment:
         workers: Which worker each client is on.
         remembers: Some client may have something to remember when the round closes.
         stepping: How clients are stepped, where that was tried; None: as the experiment says.
-        left: What the server's messages have left out before the first point [P]; None: nothing.
+        left: The residual of error feedback downwards, before the first point [P]; None: nothing is left out.
         models: Models [V] of other hubs that jobs start from, by hub.
         codecs: What messages go through, where that is chosen round by round; None: as the experiment says.
     """
@@ -219,7 +219,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question to clients outside a round's work: the exchange before round 1, or a test of their own models.
+    """A question to clients outside a round's work: the set-up before round 1, or a test of their own models.
 
     Attributes:
         clients: Who is asked.
@@ -296,8 +296,9 @@ class SegmentReply:
         aggregate: The server's model [V] after the last folded point, from the one worker that is asked for it; None
             where none was folded.
         notes: Sentences for the user.
-        left: What the server's messages have left out by then [P], from the same worker; None: nothing.
-        anchors: Server's models [V] by version that encoded moves are counted from, where points were folded.
+        left: The residual of error feedback downwards by then [P], from the same worker; None: nothing is left out.
+        anchors: The models that encoded moves start from [V], by version, where points were folded: the server has not
+            seen those of inner points.
     """
 
     replies: tuple[Reply, ...]

@@ -13,10 +13,10 @@ from fedsweep.trees import FlatLayout, ParamTree, moving_buffers, trained_params
 
 
 class BoundModule:
-    """A module whose parameters and float buffers can be bound to any client's vector.
+    """A module whose parameters and float buffers can be bound to any client's vector: a slot for clients.
 
     Args:
-        module: Taken over by the slot.
+        module: It is moved to the device, and from now on its gradients are views of :attr:`gradient`.
         layout: How its values lie in a vector.
         device: Where it lives.
 
@@ -75,7 +75,7 @@ class ClientModel:
     """The model of one client in one round.
 
     Args:
-        slot: A module of the sub-model's size.
+        slot: The module of the sub-model's size, to which clients are bound in turn.
         submodel: The part that the client trains.
         full: The full model's layout.
 

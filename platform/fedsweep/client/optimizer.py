@@ -41,6 +41,9 @@ class ClientOptimizer:
         model: The client's; its params are stepped as one vector. State that is averaged lies in its vector.
         learning_rate: The round's.
         memory: An earlier round's :meth:`arrays`, in the full model's size; None: a fresh start.
+
+    Attributes:
+        momentum_weight: Of the last gradient, in the momentum buffer and all before it; see ``Progress``.
     """
 
     def __init__(
@@ -133,8 +136,10 @@ class ClientOptimizer:
         state = self.as_torch.state.get(self._flat, {})
         return [self._flat.detach(), *(state[name] for name, whole in state_slots(self._settings) if whole)]
 
-    def effective_steps(self, steps: int) -> float:
-        """Sum of the weights of this many further steps' gradients in the move; NaN where there is no such number.
+    def advance_effective_steps(self, steps: int) -> float:
+        """Carry :attr:`momentum_weight` on by so many steps; return the sum of their gradients' weights in the move.
+
+        NaN where there is no such number.
 
         Source: Wang et al. (2020), FedNova, section 4: the optimiser's recursion on unit gradients.
         """

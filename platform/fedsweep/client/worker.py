@@ -125,7 +125,7 @@ class Worker:
         self._attended: set[int] = set()
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
-        # What has to prove itself first is chosen by a segment.
+        # Where lanes must prove themselves first, segments say from then on how clients are stepped.
         self._make_lanes = make_lanes
         self._lanes = None if side.lanes is None or side.lanes.proves else make_lanes(side, side.lanes)
         self._stepping: Stepping | None = None

@@ -64,7 +64,7 @@ def held_update(
 
     Args:
         client: Who.
-        state: The run before the round.
+        state: The run's state before the round.
         fetch: Gives the memory behind a handle.
         learning_rate: The rate of its last steps.
         layout: The full model's.
@@ -107,7 +107,7 @@ class Aggregator:
         self._has_after_aggregate = method.submodels.has_own("after_aggregate")
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
+        """Return the checked weights [M] of a sync point's attendees, and the weighting's new state."""
         weighting = self._method.weighting
         attendees, own = visible(updates, weighting), self._for("weighting", sync)
         weights, state = ask(weighting, "weigh", state, attendees, own, like=attendees, when=f"in round {sync.round}")
@@ -131,7 +131,7 @@ class Aggregator:
             sync: The sync point, for nobody in particular.
             keep: ``keep(call, tree)`` saves a refinement's unfinished work.
             resumed: What such a call saved before an interruption.
-            sent: Gives the model that clients will have of what is sent to them; None: as it is.
+            sent: Turns the server's next model into what clients decode of it; None: they get it as it is.
 
         Returns:
             The server's next vector [V], the weights [M], the new states.

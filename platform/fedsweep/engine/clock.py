@@ -68,7 +68,7 @@ class Prices:
     announced: Announced | None = None
 
     def probed(self, *, last: bool) -> float:
-        """Forward passes of all a client's samples that a job takes outside its steps; ``last`` in the round."""
+        """Return forward passes of all a client's samples that a job takes outside its steps; ``last`` in the round."""
         measured = sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
         return measured + self.costs.job_passes
 
@@ -149,16 +149,16 @@ def setup_s(experiment: Experiment, ledger: Ledger, probed: Mapping[int, float],
 
     Args:
         experiment: With the clients' devices.
-        ledger: What travelled in the exchange.
-        probed: Forward passes of one sample that the exchange took, by client.
+        ledger: What travelled in the set-up.
+        probed: Forward passes of one sample that the set-up took, by client.
         costs: The sub-models' costs.
     """
     if experiment.world.profiles[0].device is None:
         return None  # known without a look at everybody
     registered = registration_sizes(experiment)
     bytes_of: Counter[tuple[int, str]] = Counter()
-    for (client, way, _), size in ledger.sizes.items():
-        bytes_of[client, way] += size
+    for (client, direction, _), size in ledger.sizes.items():
+        bytes_of[client, direction] += size
     return max(
         (
             client_time(

@@ -130,12 +130,12 @@ class RoundCodecs:
     Args:
         costs: Knows the codecs and the model's layout.
         seed: The run's.
-        state: The run before the round.
+        state: The run's state before the round.
 
     Attributes:
         down_encodes: The server's messages go through a codec.
         up_sums: The mean of clients' messages is decoded, not each of them.
-        left: What the server's messages have left out [P]; None: nothing.
+        left: The residual of error feedback: what the server's messages have left out so far [P]; None: nothing.
         sent_contents: See ``RunState``.
     """
 

@@ -30,10 +30,9 @@ from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 
 _MOST_SHAPES = 1000
 
-# How many of the server's messages are sent at once, by number of the codec that made them; none: one of the round's
-# own.
+# The server's messages that one download brings: how many of each codec, by its number; (): one of the round's own.
 Missed = tuple[int, ...]
-# Which codec made the server's messages: for each stretch of them its last one's number, from 1, and the codec's.
+# Which codec made each of the server's messages, by stretches: (number of its last message, from 1; the codec's).
 Made = tuple[tuple[int, ...], ...]
 
 
@@ -214,7 +213,10 @@ class CostModel:
         return self._encoded[key]
 
     def encoded(self, submodel: SubModel, direction: Direction, params: Mapping[str, Size]) -> Mapping[str, Size]:
-        """Size a message up where a codec made this of the params: buffers and optimiser state go beside it."""
+        """Size a message with the sub-model whose params a codec turned into tensors of these sizes.
+
+        Buffers and optimiser state travel beside them as they are.
+        """
         whole = whole_values(submodel.message(self.layout, direction))
         return {f"update/{kind}": size for kind, size in params.items()} | {
             kind: size for kind, size in whole.items() if kind != "params"

@@ -49,7 +49,7 @@ class Closing:
         """Return the sync points without those who drop out; a point that nobody is left for is left out."""
         remaining: dict[int, SyncPoint] = {}
         for point in points:
-            if id(point) not in remaining:  # equal points in a row stay one object, see planning
+            if id(point) not in remaining:  # repeats stay one object, see `with_repeats` of planning
                 remaining[id(point)] = self._without(point)
         left = [remaining[id(point)] for point in points]
         return tuple(point for point in left if point.start or point.attend)

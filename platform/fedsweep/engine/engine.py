@@ -1,4 +1,4 @@
-"""The engine: from the run after one round to the run after the next.
+"""Run an experiment round by round: from the state after one round to the state after the next.
 
 It knows seams, never methods. A round is a pure function of the run's state: when a worker is lost, or the process
 is, the round is begun anew from the same state and comes to the same bits.
@@ -67,6 +67,10 @@ class Engine:
         tools: What rounds are played with.
         round_kind: Plays them.
         notes: What workers had to say, once each.
+        costs: What messages and work cost.
+        layout: The full model's.
+        planner: Plans the rounds.
+        spending: Chooses among the options, round by round; None: there are none.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class Engine:
 
     @guarded(when="before round 1")
     def start(self) -> RunState:
-        """Return the run before round 1: initial model, components' states, one-off exchange."""
+        """Return the run's state before round 1: initial model, components' states, and what the set-up cost."""
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
         ledger, probed, server_flops = Ledger(), Counter[int](), list[float]()
@@ -239,7 +243,7 @@ class Engine:
         return tuple(ways)
 
     def _proved(self, plan: RoundPlan, state: RunState) -> RunState:
-        """Return the run with the way in which its clients are stepped, tried on a first tile of the round."""
+        """Return the run's state with the way in which clients are stepped, tried on a first tile of the round."""
         assert self.experiment.lanes is not None
         opening = self.round_kind(plan, state, self.tools).opening(self.experiment.lanes.width, steps=PROVED_STEPS)
         memories = {task.client: state.memories[task.client] for task in opening.tasks if task.client in state.memories}

@@ -42,7 +42,7 @@ class Tested:
 
     @property
     def accuracy(self) -> float | None:
-        """In 0..1, over all samples; NaN where the model computes NaN, of which argmax makes a class all the same.
+        """In 0..1, over all samples; NaN where the loss is: argmax would name a class even for outputs of NaN.
 
         None where samples are not classified.
         """

@@ -1,4 +1,4 @@
-"""The forecast of a run: its costs, those parts of its method that will do nothing, if clients step together."""
+"""Forecast a run: what it costs, which parts of its method will do nothing, whether clients can be stepped together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsweep.engine.clock import Prices, probed_samples
 from fedsweep.engine.coded import versions_made
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.plan import Planner, RoundPlan, alike
+from fedsweep.engine.plan import Planner, RoundPlan, with_repeats
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -46,7 +46,7 @@ class Forecast:
         local_steps: All clients', all rounds.
         turns: One for each round that a client takes part in.
         total_bytes: From before round 1 on; beside the models what cards say of rounds with one aggregation.
-        registration_bytes: Of them before round 1: registration and exchange.
+        registration_bytes: Of them before round 1: registration and set-up.
         comm_ratio: Mean over rounds.
         flops: Training, all clients.
         sim_time_s: Virtual seconds, or None without devices.
@@ -190,14 +190,14 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
 def steps_by_client(plan: RoundPlan) -> dict[int, int]:
     """Return local steps that each cohort member takes in a planned round."""
     taken = dict.fromkeys(plan.context.cohort, 0) | {k: work.steps for k, work in plan.lost.items()}
-    for point, times in alike(plan.points):
+    for point, times in with_repeats(plan.points):
         for job in point.start:
             taken[job.client] += times * job.steps
     return taken
 
 
 def setup_flops(experiment: Experiment, costs: CostModel) -> int:
-    """Add up what clients compute in the exchange before round 1, at most."""
+    """Add up what clients compute in the set-up before round 1, at most."""
     total = 0
     for seam, component in experiment.method.server_components:
         context = server_context(experiment, seam)
@@ -213,14 +213,16 @@ def _flops(plan: RoundPlan, taken: Mapping[int, int], costs: CostModel, *, seed:
     for client, count in taken.items():
         work, probed = plan.context.work[client], 0.0
         if prices.probed(last=True):
-            jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
+            jobs = sum(
+                times for point, times in with_repeats(plan.points) for job in point.start if job.client == client
+            )
             probed = work.num_samples * prices.probed_in(jobs)
         total += costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
     return total
 
 
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:
-    """Models, gradient and samples of the clients that are on one actor at a time."""
+    """Add up models, gradient and samples of the clients that are on one actor at a time."""
     clients = -(-experiment.most_in_cohort // num_actors)
     slots = 2 if experiment.training.optimizer.name == "adam" else bool(experiment.training.optimizer.momentum)
     anchors = 1 if experiment.method.terms else 0

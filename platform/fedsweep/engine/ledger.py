@@ -110,16 +110,16 @@ class Ledger:
                     self.links[client, direction, kind, peer] += size.num_bytes
 
     def payload(self, client: int, direction: Direction, tensors: Payload) -> None:
-        """Named extra tensors."""
+        """Count tensors that travel beside the model, each by its name as kind."""
         self.message(client, direction, payload_sizes(tensors))
 
     def total(self, direction: Direction) -> int:
         """Return scalars in one direction."""
-        return sum(size for (_, way, _), size in self.values.items() if way == direction)
+        return sum(size for (_, which, _), size in self.values.items() if which == direction)
 
     def bytes(self, direction: Direction) -> int:
         """Return bytes in one direction."""
-        return sum(size for (_, way, _), size in self.sizes.items() if way == direction)
+        return sum(size for (_, which, _), size in self.sizes.items() if which == direction)
 
     @property
     def total_bytes(self) -> int:
@@ -132,9 +132,9 @@ class Ledger:
         Who did something, but neither sent nor got anything, has an entry of no bytes.
         """
         sizes = Counter({(*key, SERVER): size for key, size in self.sizes.items()})
-        for (client, way, kind, peer), size in self.links.items():
-            sizes[client, way, kind, peer] += size
-            sizes[client, way, kind, SERVER] -= size
+        for (client, direction, kind, peer), size in self.links.items():
+            sizes[client, direction, kind, peer] += size
+            sizes[client, direction, kind, SERVER] -= size
         # Sorted, since messages are charged in another order where a round folds: first all that go down.
         entries = sorted((key, size) for key, size in sizes.items() if size)
         seen = {client for (client, _, _, _), _ in entries}
@@ -145,7 +145,7 @@ class Ledger:
         places, totals = {name: place for place, name in enumerate(names)}, [done.get(k, _IDLE) for k in clients]
         return Traffic(
             clients=torch.tensor(clients, dtype=torch.int32),
-            up=torch.tensor([way == "up" for (_, way, _, _), _ in entries], dtype=torch.bool),
+            up=torch.tensor([direction == "up" for (_, direction, _, _), _ in entries], dtype=torch.bool),
             kinds=torch.tensor([places[kind] for (_, _, kind, _), _ in entries], dtype=torch.int16),
             num_bytes=torch.tensor([size for _, size in entries], dtype=torch.int64),
             steps=torch.tensor([total.steps for total in totals], dtype=torch.int32),
@@ -158,9 +158,9 @@ class Ledger:
     def beside_models(self) -> Counter[tuple[int, Direction]]:
         """Return bytes of all but models, masks and codecs' messages, by client and direction."""
         beside: Counter[tuple[int, Direction]] = Counter()
-        for (client, way, kind), size in self.sizes.items():
+        for (client, direction, kind), size in self.sizes.items():
             if kind not in _OF_MODELS and not kind.startswith("update/"):
-                beside[client, way] += size
+                beside[client, direction] += size
         return beside
 
     def client_values(self, client: int) -> int:

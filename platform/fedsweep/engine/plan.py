@@ -133,8 +133,8 @@ class Planner:
         components = dict(state.components)
         context, components["selection"] = self._cohort(state)
         method, when = self._experiment.method, f"in round {context.round}"
-        seen = replace(context, stream=stream(self._experiment.seed, "submodels", context.round))
-        parts, components["submodels"] = ask(method.submodels, "assign", components["submodels"], seen, when=when)
+        context = replace(context, stream=stream(self._experiment.seed, "submodels", context.round))
+        parts, components["submodels"] = ask(method.submodels, "assign", components["submodels"], context, when=when)
         context = replace(context, submodels=parts)
         prices = clock.Prices(
             costs=self._costs,
@@ -262,7 +262,7 @@ class Planner:
         Members of the cohort without a job get nothing and send nothing, so they can't be lost.
         """
         world, seed = self._experiment.world, self._experiment.seed
-        working = {job.client for point, _ in alike(points) for job in point.start}
+        working = {job.client for point, _ in with_repeats(points) for job in point.start}
         devices = {
             k: device for k in context.cohort if k in working and (device := context.profiles[k].device) is not None
         }
@@ -301,7 +301,7 @@ class Planner:
         for client, work in lost.items():
             messages.update({(client, "down", ()): 1, (client, "up", ()): int(work.sends)})
         sent, masks = set(lost), 0
-        for point, times in alike(points):
+        for point, times in with_repeats(points):
             if self._experiment.method.pacing.has_hubs:
                 for node, direction, _ in (*of_jobs(point), *of_merges(point)):
                     messages[node, direction, ()] += times
@@ -326,7 +326,7 @@ class Planner:
         steps: dict[int, int] = {}
         out: set[int] = set()
         unsent = set(context.in_flight)
-        for point, times in alike(points):
+        for point, times in with_repeats(points):
             # What a second one in a row finds, all others after it find, too.
             for _ in range(min(times, 2)):
                 for job in point.start:
@@ -370,7 +370,10 @@ def _of_those_who_work(context: RoundContext, points: tuple[SyncPoint, ...]) -> 
     )
 
 
-def alike(points: tuple[SyncPoint, ...]) -> list[tuple[SyncPoint, int]]:
-    """Return the sync points, each with its number of repeats in a row: hundreds of them cost as one."""
+def with_repeats(points: tuple[SyncPoint, ...]) -> list[tuple[SyncPoint, int]]:
+    """Return the sync points with how often each comes in a row: hundreds of repeats cost as one.
+
+    Repeats are the same object, as pacing makes them; points that are merely equal are not joined.
+    """
     runs = [list(run) for _, run in groupby(points, key=id)]
     return [(run[0], len(run)) for run in runs]

@@ -34,7 +34,7 @@ class Round:
 
     Args:
         plan: The round.
-        state: The run before it.
+        state: The run's state before it.
         tools: What it is played with.
         attempt: How often it was begun before.
 
@@ -54,7 +54,7 @@ class Round:
         codecs: What goes through codecs.
         server_time_s: Seconds that the server spent aggregating.
         server_flops: FLOPs of what components computed there.
-        attended: Clients whose work reached a hub.
+        attended: Clients whose work reached the server, or in a ``HubRound`` another hub.
         models: At other hubs than the server, by hub; see :class:`~fedsweep.engine.hubs.round.HubRound`.
         figures: Further columns of the round.
 
@@ -118,7 +118,7 @@ class Round:
         return self
 
     def state_after(self, record: RoundRecord) -> RunState:
-        """Return the run after the round, with its row."""
+        """Return the run's state after the round, with its row."""
         before = self.state
         unfinished = {k: t for k, t in before.held.items() if k not in self.attended and k not in self.totals}
         unfinished |= {k: total.progress for k, total in self.totals.items() if total.progress is not None}
@@ -231,7 +231,7 @@ class Round:
         for index, point in enumerate(points):
             # Two-speed rounds have hundreds of points with two sets of attendees: weights are found once for each.
             if point.attend not in weights_of:
-                # They have yet to work; the weights of such a point don't depend on models.
+                # Of clients that have yet to work: an inner point's weights don't depend on models, see `folds`.
                 updates = [self._update(k, point, self._unworked(k, self.vector, self.version)) for k in point.attend]
                 sync = self._sync(index, ends_round=False)
                 weights, _ = self._tools.aggregator.weigh(self.components["weighting"], updates, sync)

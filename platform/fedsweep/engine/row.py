@@ -15,7 +15,7 @@ from fedsweep.components.base import ComponentReport
 from fedsweep.engine.clock import Prices, beside_s, server_s
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.ledger import ClientTotals
-from fedsweep.engine.plan import RoundPlan, alike
+from fedsweep.engine.plan import RoundPlan, with_repeats
 from fedsweep.engine.round import Round
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
@@ -133,7 +133,7 @@ class RowMaker:
         did = {k: (total.steps, total.samples, total.probed) for k, total in totals.items()}
         did |= {k: (steps, plan.context.work[k].samples_in(steps), 0.0) for k, steps in lost_steps.items()}
         syncs: Counter[int] = Counter()
-        for point, times in alike(plan.points):
+        for point, times in with_repeats(plan.points):
             for client in point.attend:
                 syncs[client] += times
         flops, done = 0, {k: ClientTotals(syncs=times) for k, times in syncs.items()}

@@ -26,7 +26,7 @@ class HubModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A planner's choice of how a round is played.
+    """A choice of the budget's planner: how a round is played.
 
     Attributes:
         round: From 1.
@@ -45,7 +45,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The run after a round. No part of it is ever changed in place, so an interrupted round leaves it whole.
+    """A run's state after a round. No part of it is ever changed in place, so an interrupted round leaves it whole.
 
     Attributes:
         round: Rounds done.
@@ -53,28 +53,28 @@ class RunState:
         vector: The server's model [V].
         components: The server components' states by seam.
         memories: What clients remember, by client, as the fleet's handles.
-        held: Progress since their anchor of clients that go on from their own params.
+        held: For each client that goes on from its own params its progress since its anchor.
         anchors: Earlier models that held clients started from, by version.
         accuracies: Training accuracies of each client's last passes, where the scenario asks for them.
         clock: Virtual seconds; None without devices.
         ready: When clients whose work went on over the round's end are done, in virtual seconds.
         total_bytes: Bytes both ways so far, those before round 1 among them.
-        setup_bytes: Bytes of the one-off exchange before round 1.
+        setup_bytes: Bytes of the set-up before round 1, without registration.
         setup_traffic: What travelled then.
         setup_flops: What clients computed for it; 0 from round 1 on, whose row has them.
         setup_server_flops: What the server computed before round 1; likewise.
-        setup_s: Virtual seconds of registration and that exchange; None without devices.
+        setup_s: Virtual seconds of registration and set-up; None without devices.
         published: Which version of each published content clients have.
-        left: What the server's messages have left out [P]; None: nothing.
+        left: The residual of error feedback: what the server's messages have left out so far [P]; None: nothing.
         sent_contents: Published content that goes through a codec, by name: as it was given, as clients have it, and
             the codecs of the messages that were made of it.
         last_models: Clients that have taken a model, and the version that each took last [2, K]; None without a codec
             downwards.
-        made: The codecs that the server's messages went through: for each stretch of them the last one's version and
-            the codec's number, see ``Announced``.
+        made: Which codec made each of the server's messages, by stretches: the number of a stretch's last message, from
+            1, and the codec's number; see ``Announced``.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
-        decisions: One per round, where a planner spends a budget.
+        decisions: One per round, where a planner of the configuration spends a budget.
         stepping: How clients are stepped, where that was tried in the first round.
         models: Models of hubs but the server, by hub.
         hub_times: Virtual seconds at which these had them; empty without devices.

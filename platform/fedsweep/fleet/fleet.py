@@ -141,7 +141,7 @@ class Fleet(ABC):
 
 
 def level(loads: Mapping[int, tuple[int, float]], num_workers: int) -> dict[int, int]:
-    """Place clients, longest work first, frequency class by frequency class.
+    """Place clients evenly: the longest work first, each on the least loaded worker, frequency by frequency.
 
     Clients that synchronise equally often are levelled among themselves first: they wait for each other, so an
     imbalance among them can't be made up by others' work.

@@ -1,7 +1,7 @@
 """Choose the exchange by which client actors aggregate among themselves, and set it up.
 
-Actors of the server's node share mapped files. Actors of several nodes meet over the network; the actor of number 0
-says where. Where neither can be had, every sync point goes through the server.
+Actors of the server's node share mapped files. Actors of several nodes meet over the network: they find each other by
+a store that the actor of number 0 opens. Where neither can be had, every sync point goes through the server.
 """
 
 from __future__ import annotations

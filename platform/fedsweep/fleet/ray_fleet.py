@@ -319,7 +319,7 @@ class RayFleet(Fleet):
         return dict(sorted(merged.items()))
 
     def fetch(self, handle: Handle) -> State:
-        """Bring clients' memories to the server.
+        """Return the memory behind a handle, from whatever node it lies on.
 
         Raises:
             MemoryLost: It was on a node that is gone.

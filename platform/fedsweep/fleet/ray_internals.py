@@ -1,7 +1,7 @@
 """Set the four switches that Ray has no public name for; without them clusters and sweeps work all the same.
 
-This is the only module that takes private names of Ray. A Ray without one of them is used as it is, with a sentence
-about what is then different.
+Private names of Ray are taken here and in ``ray_quick_start`` alone. A Ray without one of the four is used as it
+is; only :func:`reports_in` says what is then different.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Lane:
 
     Attributes:
         facts: What it knows of itself.
-        slot: A module of that size.
+        slot: The module of its sub-model's size.
         vector: Its values [V]; changed.
         optimizer: Its optimiser; the state is changed.
         anchor: The model that it last received [V]; None where nobody asks for it.

@@ -1,4 +1,4 @@
-"""Which way of stepping clients a device can be trusted with: a tile is stepped in each, and the results compared.
+"""Try ways of stepping clients on a first tile, and choose the fastest whose results agree with the loop's.
 
 Nothing of it is kept but the choice. Whatever goes wrong in a faster way leads one way back, and is said.
 """

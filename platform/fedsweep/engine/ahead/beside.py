@@ -118,7 +118,7 @@ class Beside:
 
     @property
     def setup_bytes(self) -> int:
-        """Bytes of the exchange before round 1, all clients."""
+        """Bytes of the set-up before round 1, all clients."""
         if not any(getattr(card, which) for card, _ in self._cards for which in ("setup_up", "setup_down")):
             return 0
         formulas: tuple[Formula, ...] = ("setup_up", "setup_down")

@@ -45,7 +45,7 @@ class Way:
         return plan.num_bytes + math.ceil(sum(self.beside.in_round(plan, set(seen))))
 
     def as_if_always(self, state: RunState) -> RunState:
-        """Return a run as if this way's codec had made all of the server's messages."""
+        """Return a run's state as if this way's codec had made all of the server's messages."""
         return replace(state, made=((state.version, self.costs.own_down),) if state.made else ())
 
 
@@ -121,9 +121,9 @@ class Spending:
             past=self._past(state, in_bytes=in_bytes),
             unit="bytes" if in_bytes else "s",
         )
-        planner = self._experiment.spending
-        assert planner is not None
-        number, reason = ask(planner, "choose", outlook, when=f"in round {state.round + 1}")
+        chooser = self._experiment.spending
+        assert chooser is not None
+        number, reason = ask(chooser, "choose", outlook, when=f"in round {state.round + 1}")
         number, reason = landed(number, reason, outlook)
         decision = Decision(
             round=state.round + 1, choice=number, cost=float(costs[number]), left=float(left), reason=reason

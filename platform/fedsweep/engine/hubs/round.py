@@ -39,7 +39,7 @@ class HubCharges(Charges):
 
 
 class HubRound(Round):
-    """Such a round; arguments are those of :class:`Round`."""
+    """A round whose models meet at hubs; arguments are those of :class:`Round`."""
 
     charges: ClassVar[type[Charges]] = HubCharges
 
