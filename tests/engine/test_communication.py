@@ -244,8 +244,9 @@ def test_who_synchronises_seldom_misses_what_the_others_were_sent() -> None:
     start = engine.start()
     first, state = engine.planner.plan(start), run_rounds(engine, start, rounds=1)
     second, inner = engine.planner.plan(state), state.records[0].sync_points - 1
-    assert first.announced is not None and second.announced is not None and inner
-    before, sent = (plan.announced.downloads(plan.points) for plan in (first, second))
+    messages = [plan.prices.server_messages for plan in (first, second)]
+    assert None not in messages and inner
+    before, sent = (own.downloads(plan.points) for own, plan in zip(messages, (first, second), strict=True))
     assert sorted(len(messages) for messages in before.values()) == [1, 1, 1 + inner, 1 + inner]
     for client, messages in sent.items():
         assert sum(messages[0]) == (1 + inner if len(before[client]) == 1 else 1) and set(messages[1:]) <= {(1,)}

@@ -18,7 +18,7 @@ from fedsweep.components.planning import FixedInterval, Pacing
 from fedsweep.engine.engine import Engine
 from fedsweep.errors import ClientJobError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import Fleet, LocalFleet, combine, make_worker
+from fedsweep.fleet.fleet import Fleet, LocalFleet, make_worker, merged_answers
 from fedsweep.method import FederatedMethod
 from fedsweep.records import Payload
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
@@ -45,7 +45,7 @@ class Workers(Fleet):
         answers = [worker.run(segment, anchor, memories) for worker in self._workers]
         if self.plays in self._lost_at:
             raise WorkerLost("a worker of the test is gone")
-        return combine(answers)
+        return merged_answers(answers)
 
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         return self._workers[0].measure(question, vector, memories)

@@ -23,7 +23,7 @@ from fedsweep.components.codec import AsItIs, Codec, Communication
 from fedsweep.components.compression.registry import CODECS
 from fedsweep.components.spending import Even, Gain, Offer, Outlook, SpendingPlanner, Spent, levels_of
 from fedsweep.config import load_config
-from fedsweep.engine.ahead.spending import landed
+from fedsweep.engine.ahead.spending import adjusted_choice
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast, planned_rounds
@@ -311,8 +311,8 @@ def test_even_takes_an_even_share() -> None:
 
 def test_rounds_that_could_not_spend_the_rest_are_not_taken() -> None:
     view = replace(outlook([]), left=39.0, rounds_left=10)
-    assert landed(0, "wanted", view)[0] == 2  # nine more at 4 are 36
-    assert landed(0, "wanted", replace(view, left=30.0)) == (0, "wanted")
+    assert adjusted_choice(0, "wanted", view)[0] == 2  # nine more at 4 are 36
+    assert adjusted_choice(0, "wanted", replace(view, left=30.0)) == (0, "wanted")
 
 
 def from_yaml(**planner: Any) -> Experiment:

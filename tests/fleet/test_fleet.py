@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import Progress, Reply, RoundTotals, SegmentReply
-from fedsweep.fleet.fleet import combine, level
+from fedsweep.fleet.fleet import level, merged_answers
 from fedsweep.testing import local_engine, tiny_experiment
 
 loads = st.dictionaries(
@@ -80,14 +80,14 @@ def answer(*clients: int, aggregate: bool = False) -> SegmentReply:
 def test_answers_are_combined_in_the_order_of_clients() -> None:
     first, second = answer(5, 1, aggregate=True), answer(3, 0)
     for order in ((first, second), (second, first)):
-        result = combine(order)
+        result = merged_answers(order)
         assert (
             [reply.client for reply in result.replies] == list(result.totals) == list(result.memories) == [0, 1, 3, 5]
         )
         assert [float(reply.vector[0]) for reply in result.replies] == [0.0, 1.0, 3.0, 5.0]
         assert result.memories[3] == "of 3" and result.totals[5].steps == 5
         assert result.aggregate is not None
-    assert combine([second]).aggregate is None
+    assert merged_answers([second]).aggregate is None
 
 
 def test_the_local_fleet_has_one_worker_that_folds() -> None:

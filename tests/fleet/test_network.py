@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from fedsweep.client.worker import Alone
+from fedsweep.client.worker import InPlace
 from fedsweep.errors import ResourceError, WorkerLost
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store
@@ -147,7 +147,7 @@ def test_members_get_the_bits_of_a_sum_in_one_process(
     expected = []
     for sync, attend in enumerate(ATTENDEES):
         expected.append(torch.empty(values, dtype=dtype))
-        Alone().mean(vectors(values, dtype), attend, weights(sync), expected[-1], workers={})
+        InPlace().mean(vectors(values, dtype), attend, weights(sync), expected[-1], workers={})
     for index in range(len(members.pipes)):
         found = members.heard(index)
         assert all(isinstance(mean, np.ndarray) for mean in found)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
-from fedsweep.client.worker import Alone
+from fedsweep.client.worker import InPlace
 from fedsweep.components.spending import Even
 from fedsweep.errors import WorkerLost
 from fedsweep.experiment.experiment import Option, StopLimits
@@ -74,7 +74,7 @@ def test_members_get_the_bits_of_a_sum_in_one_process(tmp_path: Path, size: int,
     pipes, processes = start(tmp_path, size, dtype, rounds)
     expected = torch.empty(VALUES, dtype=dtype)
     weights = [1 / (k + rounds) for k in range(len(CLIENTS))]
-    Alone().mean(vectors(dtype), CLIENTS, weights, expected, workers={})
+    InPlace().mean(vectors(dtype), CLIENTS, weights, expected, workers={})
     for pipe, process in zip(pipes, processes, strict=True):
         assert pipe.poll(30)
         found = pipe.recv()

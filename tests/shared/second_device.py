@@ -107,7 +107,7 @@ def clients_begun(
     state = run_rounds(engine, rounds=1)
     if not any(point.start for point in engine.planner.plan(state).points):
         state = engine.start()  # in an asynchronous run nobody may begin in the second round
-    segment = engine.round_kind(engine.planner.plan(state), state, engine.tools).opening(clients, steps=steps)
+    segment = engine.round_class(engine.planner.plan(state), state, engine.tools).opening(clients, steps=steps)
     memories = {t.client: state.memories[t.client] for t in segment.tasks if t.client in state.memories}
     start_device(DEVICE)
     with no_collection(), pytest.MonkeyPatch.context() as patched, FakeTensorMode(allow_non_fake_inputs=True) as fake:

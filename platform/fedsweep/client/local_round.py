@@ -138,7 +138,7 @@ class LocalRound:
         # Copied first: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
         self.model.vector.copy_(torch.from_numpy(np.array(memory["held"])))
         if "anchor" in memory:
-            self.model.see(torch.from_numpy(np.array(memory["anchor"])).to(self._side.device))
+            self.model.set_anchor(torch.from_numpy(np.array(memory["anchor"])).to(self._side.device))
 
     def begin(
         self, job: LocalJob, anchor: Tensor | None, *, version: int, broadcast: Payload, probes: tuple[Probe, ...]
@@ -156,14 +156,14 @@ class LocalRound:
                 self.received = anchor
             if probes or self._side.needs_anchor:
                 # A new tensor each time: a term may keep the one before.
-                model.see(model.vector.clone())
+                model.set_anchor(model.vector.clone())
         elif self._goes_on and not self._totals.steps:
             self.progress = self.progress.carried_on(work.num_samples, work.classes)
         for term in self._terms:
             model.replace(term.prepare(model.params, model.values, model.anchor_tree, self._view))
         if probes:
             self._measure([p for p in probes if p.when == "start"])
-        self._job = _Job(due=self._job.due + job.steps, steps=job.steps)
+        self._job = _Job(due=job.steps, steps=job.steps)
 
     def lane(self) -> Lane | None:
         """Give the client's part in steps that it takes together with others; None where none are due."""
@@ -258,7 +258,7 @@ class LocalRound:
         """Measure a model [V full] that the client does not train, and what comes with it."""
         self.model.receive(anchor)
         self.steps.broadcast = broadcast
-        self.model.see(self.model.vector)
+        self.model.set_anchor(self.model.vector)
         passes = self._measure(probes)
         return {**self._extras, **passes}
 

@@ -109,7 +109,7 @@ class ClientModel:
         """Take the client's part of the server's model [V]."""
         self.vector.copy_(self.submodel.extract(vector, self.full))
 
-    def see(self, anchor: Tensor) -> None:
+    def set_anchor(self, anchor: Tensor) -> None:
         """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
         self.anchor, self.anchor_tree = anchor, self.layout.model(anchor)
 

@@ -109,7 +109,7 @@ class ClientOptimizer:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the state as arrays of the full model's size, for the client's memory."""
-        state = self.as_torch.state.get(self._flat, {})
+        state = self.live()
         return {
             name: self._grown(name) if whole else state[name].cpu().numpy().copy()
             for name, whole in state_slots(self._settings)
@@ -125,15 +125,15 @@ class ClientOptimizer:
         """Tell whether the client steps in the scale of the server's values."""
         return self._scale is None
 
-    def restless(self, *, plain: bool) -> list[Tensor]:
-        """List what a step may change where the gradient is 0, live: params and state with a value for each [P].
+    def moved_without_gradient(self, *, plain: bool) -> list[Tensor]:
+        """List what a step may change also where the gradient is 0, live: params and state with a value for each [P].
 
         Args:
-            plain: The step is one of this optimiser and nothing more; SGD without momentum and decay then rests.
+            plain: The step is one of this optimiser and nothing more; SGD without momentum and decay then changes none.
         """
-        if plain and self._settings.rests:
+        if plain and self._settings.needs_gradient:
             return []
-        state = self.as_torch.state.get(self._flat, {})
+        state = self.live()
         return [self._flat.detach(), *(state[name] for name, whole in state_slots(self._settings) if whole)]
 
     def advance_effective_steps(self, steps: int) -> float:
@@ -283,8 +283,8 @@ class OptimizerSettings:
                 )
 
     @property
-    def rests(self) -> bool:
-        """Tell whether values without a gradient stay as they are."""
+    def needs_gradient(self) -> bool:
+        """Tell whether a step moves values by their gradients alone: where these are 0, values stay as they are."""
         if any(group.weight_decay for group in self.groups):
             return False
         return self.name == "sgd" and not self.momentum and not self.weight_decay
@@ -292,4 +292,4 @@ class OptimizerSettings:
     @property
     def is_bare(self) -> bool:
         """Tell whether a step is the gradient times the rate, and nothing more."""
-        return self.rests and self.clip_norm is None and not self.groups
+        return self.needs_gradient and self.clip_norm is None and not self.groups

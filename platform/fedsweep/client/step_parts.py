@@ -51,11 +51,11 @@ class PartSteps(Steps):
             return super()._moved(step)
         solver = self._side.solver
         # What a step may change without a gradient stays as it was outside the part, unless the loss read it there.
-        restless = self._optimizer.restless(plain=solver.plain)
-        before = [value.clone() for value in restless]
+        moved = self._optimizer.moved_without_gradient(plain=solver.plain)
+        before = [value.clone() for value in moved]
         loss: Tensor = solver.step(self._optimizer.as_torch, lambda: self._part_gradient(step, part))
         if step._whole_logits is None:
-            part.undo_elsewhere(restless, before)
+            part.undo_elsewhere(moved, before)
         part.keep_buffers(self._model.vector)
         # Terms work on all that the client has once the step is done.
         step.params, step.anchor, step.broadcast = self._model.params, self._model.anchor_tree, self.broadcast

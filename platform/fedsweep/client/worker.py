@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from fedsweep.client.coding import sent_down
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.lanes.proof import proved
-from fedsweep.client.lanes.together import MakeLanes
 from fedsweep.client.lazy_device import start_device
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply, Stepping
@@ -32,6 +32,9 @@ from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, Inputs, as_tensors, each, weighted_mean
+
+if TYPE_CHECKING:
+    from fedsweep.client.lanes.together import MakeLanes
 
 
 class Exchange(ABC):
@@ -64,7 +67,7 @@ class Exchange(ABC):
         """
 
 
-class Alone(Exchange):
+class InPlace(Exchange):
     """All clients are on this worker."""
 
     on_device = True
@@ -124,7 +127,7 @@ class Worker:
         self._rounds: dict[int, LocalRound] = {}
         self._attended: set[int] = set()
         self._round = (0, 0)
-        self._exchange: Exchange = Alone()
+        self._exchange: Exchange = InPlace()
         # Where lanes must prove themselves first, segments say from then on how clients are stepped.
         self._make_lanes = make_lanes
         self._lanes = None if side.lanes is None or side.lanes.proves else make_lanes(side, side.lanes)
@@ -325,7 +328,7 @@ class Worker:
                 if memory is not None:
                     memories[client] = memory
             self._rounds, self._attended = {}, set()
-        notes = () if self._lanes is None else self._lanes.notes()
+        notes = () if self._lanes is None else self._lanes.new_notes()
         return SegmentReply(replies=replies, totals=totals, memories=memories, notes=notes)
 
     @contextmanager

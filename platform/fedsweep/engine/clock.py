@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from fedsweep.components.probes import Probe
-from fedsweep.engine.coded import Announced
 from fedsweep.engine.cost import CostModel, Missed, registration_sizes
 from fedsweep.engine.ledger import Ledger
+from fedsweep.engine.round_codecs import ServerMessages
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundContext, SyncPoint
@@ -57,7 +57,7 @@ class Prices:
         probes: The round's measurements.
         sends_at_once: See ``Pacing``.
         beside: Bytes that travel beside each message of a client, by client and direction.
-        announced: The server's messages before the round, where they go through a codec.
+        server_messages: The server's messages before the round, where they go through a codec.
     """
 
     costs: CostModel
@@ -65,7 +65,7 @@ class Prices:
     probes: tuple[Probe, ...] = ()
     sends_at_once: bool = False
     beside: Mapping[tuple[int, Direction], float] = field(default_factory=dict)
-    announced: Announced | None = None
+    server_messages: ServerMessages | None = None
 
     def probed(self, *, last: bool) -> float:
         """Return forward passes of all a client's samples that a job takes outside its steps; ``last`` in the round."""
@@ -104,7 +104,7 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
 
 def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTime:
     """Time a member of the cohort: all of its steps with one message down and one up."""
-    missed = () if prices.announced is None else prices.announced.download(client)
+    missed = () if prices.server_messages is None else prices.server_messages.download(client)
     leg = Leg(client=client, steps=context.work[client].steps, down=missed, probes=prices.probed(last=True))
     return leg_time(leg, context, prices)
 
@@ -201,7 +201,7 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
     """
     now, ready = context.clock, dict(context.ready)
     started: dict[int, tuple[float, int, Missed | None]] = {}
-    downloads = {} if prices.announced is None else prices.announced.downloads(points)
+    downloads = {} if prices.server_messages is None else prices.server_messages.downloads(points)
     due = {client: iter(missed) for client, missed in downloads.items()}
     taken = dict.fromkeys(context.cohort, 0)
     jobs = Counter(job.client for point in points for job in point.start)

@@ -14,7 +14,7 @@ from fedsweep.client.coding import travelling
 from fedsweep.client.messages import Reply
 from fedsweep.components.base import Published
 from fedsweep.components.codec import Codec, Shapes
-from fedsweep.engine.ledger import Ledger, Size, Versions, message_sizes, whole_values
+from fedsweep.engine.ledger import ContentHashes, Ledger, Size, message_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
 from fedsweep.models.cost import (
@@ -50,7 +50,7 @@ class CostModel:
         codecs: Of what clients send, and of what the server sends.
         downs: Codecs of the server's messages.
         own_down: Number of the experiment's own among them.
-        announces: Some of the server's messages go through a codec.
+        encodes_down: Some of the server's messages go through a codec.
     """
 
     def __init__(self, experiment: Experiment, downs: Sequence[Codec] = ()) -> None:
@@ -71,7 +71,7 @@ class CostModel:
         self._own_codec = experiment.method.codec.encodes
         self.downs = tuple(downs) or (self.codecs["down"],)
         self.own_down = self.downs.index(self.codecs["down"])
-        self.announces = any(codec.encodes for codec in self.downs)
+        self.encodes_down = any(codec.encodes for codec in self.downs)
         self._encoded: dict[tuple[Direction, int, Shapes], Mapping[str, Size]] = {}
         self._of_full: dict[tuple[Direction, Missed] | None, Mapping[str, Size]] = {}
 
@@ -150,7 +150,7 @@ class CostModel:
         """Size a message that carries the sub-model, by kind, without the masks that come with it once a round.
 
         A codec's message is taken to be as long as one of noise: of most it depends on shapes alone. ``missed``: the
-        receiver is sent so many at once, see ``Announced``.
+        receiver is sent so many at once, see ``ServerMessages``.
         """
         # Rounds that fold have thousands of messages with the whole model.
         key = (direction, missed) if submodel is FULL_MODEL and sum(missed) <= 1 else None
@@ -234,7 +234,7 @@ class Charges:
         costs: The sub-models' costs.
         submodel: Gives what part of the model a client trains.
         published: Which versions of published content clients have.
-        downloads: The messages of each download through a codec, by client, see ``Announced``.
+        downloads: The messages of each download through a codec, by client, see ``ServerMessages``.
 
     Attributes:
         ledger: What travelled.
@@ -255,8 +255,8 @@ class Charges:
         self._masked: set[int] = set()  # clients that have got their sub-model's masks, which travel once a round
 
     @cached_property
-    def _versions(self) -> Versions:
-        return Versions()
+    def _hashes(self) -> ContentHashes:
+        return ContentHashes()
 
     def download(self, client: int, contents: Mapping[str, Published]) -> None:
         """Charge the model, its masks and what is published, of this what the client has not got yet."""
@@ -275,7 +275,7 @@ class Charges:
                 versions[name] = str(content.made[-1][0])
                 self._encoded_content(client, name, content.made, _number(has.get(name)))
                 continue
-            versions[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
+            versions[name] = f"{self._hashes.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != versions[name] or not content.is_kept:
                 self._content(client, name, content, submodel)
         self.published[client] = versions
@@ -283,7 +283,7 @@ class Charges:
     def _encoded_content(self, client: int, name: str, made: Made, last: int) -> None:
         # Who has none begins with zeros, which the first message tells of.
         kinds = len(self._costs.downs)
-        missed = since(made, last, kinds) if last or made[-1][0] == 1 else since(made, 1, kinds)
+        missed = messages_after(made, last, kinds) if last or made[-1][0] == 1 else messages_after(made, 1, kinds)
         if any(missed):
             sizes = self._costs.of_params(self._submodel(client), "down", missed)
             self.ledger.message(client, "down", {f"{name}/{kind}": size for kind, size in sizes.items()})
@@ -317,7 +317,7 @@ def _number(version: str | None) -> int:
     return int(version) if version is not None and version.isdecimal() else 0
 
 
-def since(made: Made, last: int, kinds: int) -> Missed:
+def messages_after(made: Made, last: int, kinds: int) -> Missed:
     """Return the messages after number ``last``, by number of their codec; of so many codecs."""
     counts = [0] * kinds
     for upto, codec in made[bisect_right(made, last, key=itemgetter(0)) :]:

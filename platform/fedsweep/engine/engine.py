@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedsweep.client.lanes.grouping import alone
+from fedsweep.client.lanes.grouping import one_by_one_note
 from fedsweep.client.lanes.proof import PROVED_STEPS
 from fedsweep.client.messages import Question, Stepping
 from fedsweep.components.probes import ClientTest, Probe, passes_taken, sent_of
@@ -65,7 +65,7 @@ class Engine:
 
     Attributes:
         tools: What rounds are played with.
-        round_kind: Plays them.
+        round_class: Plays them.
         notes: What workers had to say, once each.
         costs: What messages and work cost.
         layout: The full model's.
@@ -101,7 +101,7 @@ class Engine:
             note=self._note,
             working=on_working,
         )
-        self.round_kind = HubRound if experiment.method.pacing.has_hubs else Round
+        self.round_class = HubRound if experiment.method.pacing.has_hubs else Round
         self._proves = experiment.lanes is not None and experiment.lanes.proves
         self._client_test = experiment.method.evaluation.client_test()
         self._rows = RowMaker(experiment, self.costs)
@@ -223,7 +223,9 @@ class Engine:
                 state = self._proved(plan, state)
             # Send, train, aggregate. Where a worker is lost the whole round, not its clients alone: the others' models
             # have moved on meanwhile.
-            round = self._repaired(state.round + 1, lambda attempt: self.round_kind(plan, state, tools, attempt).play())
+            round = self._repaired(
+                state.round + 1, lambda attempt: self.round_class(plan, state, tools, attempt).play()
+            )
             # Payloads are known only now; a round that passes a limit with them never was.
             limit = stop.passed_by(state.total_bytes + round.ledger.total_bytes, plan.clock)
             if limit is not None:
@@ -245,14 +247,14 @@ class Engine:
     def _proved(self, plan: RoundPlan, state: RunState) -> RunState:
         """Return the run's state with the way in which clients are stepped, tried on a first tile of the round."""
         assert self.experiment.lanes is not None
-        opening = self.round_kind(plan, state, self.tools).opening(self.experiment.lanes.width, steps=PROVED_STEPS)
+        opening = self.round_class(plan, state, self.tools).opening(self.experiment.lanes.width, steps=PROVED_STEPS)
         memories = {task.client: state.memories[task.client] for task in opening.tasks if task.client in state.memories}
         try:
             stepping = self.fleet.prove(opening, state.vector, memories)
         except WorkerLost as lost:
             # Nothing of a round was played: whoever died, died of what was tried.
             self.fleet.repair()
-            stepping = Stepping(kind="loop", notes=(alone(f"the process that tried them was lost ({lost})"),))
+            stepping = Stepping(kind="loop", notes=(one_by_one_note(f"the process that tried them was lost ({lost})"),))
         self._note(stepping.notes)
         return replace(state, stepping=stepping)
 

@@ -6,17 +6,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Literal
 
-from fedsweep.client.lanes.grouping import alone, why_alone
+from fedsweep.client.lanes.grouping import one_by_one_note, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
-from fedsweep.engine.ahead.beside import Beside, sized
+from fedsweep.engine.ahead.card_traffic import CardTraffic, sized
 from fedsweep.engine.ahead.spending import Spending
-from fedsweep.engine.clock import Prices, probed_samples
-from fedsweep.engine.coded import versions_made
+from fedsweep.engine.clock import probed_samples
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.plan import Planner, RoundPlan, with_repeats
+from fedsweep.engine.round_codecs import versions_made
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -27,8 +26,6 @@ from fedsweep.guard import ask, guarded, hook_of
 from fedsweep.records import State
 from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import sample_values
-
-Formula = Literal["up", "down", "setup_up", "setup_down"]
 
 _NEVER = "no inner synchronisation in any round: clients are averaged once a round, as in FedAvg"
 _ALONE = "one client at most in the group that synchronises inside rounds: averaged alone, it keeps its model"
@@ -112,15 +109,15 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     """
     costs = CostModel(experiment)
     planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
-    beside, seen = Beside(experiment, costs), set[int]()
-    once = registration_bytes(experiment) + beside.setup_bytes
+    traffic, seen = CardTraffic(experiment, costs), set[int]()
+    once = registration_bytes(experiment) + traffic.setup_bytes
     rounds, stop = experiment.training.rounds, experiment.training.stop
     planned = rounds if experiment.options else min(rounds, most_planned)
     steps = turns = num_bytes = flops = 0
     clock = None if experiment.world.profiles[0].device is None else 0.0
     ratios, plans = list[float](), list[RoundPlan]()
     for plan in islice(planned_rounds(experiment, planner), planned):
-        sent = plan.num_bytes + int(sum(beside.in_round(plan, seen)))
+        sent = plan.num_bytes + int(sum(traffic.in_round(plan, seen)))
         if stop.passed_by(once + num_bytes + sent, plan.clock) is not None:
             rounds = planned = len(plans)
             break
@@ -130,7 +127,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         turns += len({job.client for point in plan.points for job in point.start})
         num_bytes += sent
         clock = plan.clock
-        flops += _flops(plan, taken, costs, seed=experiment.seed)
+        flops += _flops(plan, taken)
         ratio = rows.group_figures(plan, plan.components, cost=plan.values)["comm_ratio"]
         if ratio is not None:
             ratios.append(ratio)
@@ -164,7 +161,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
     state = RunState(vector=experiment.initial_vector, components=components, clock=clock)
     spending = Spending(experiment) if experiment.options else None
     if spending is not None:
-        state = replace(state, total_bytes=registration_bytes(experiment) + spending.ways[0].beside.setup_bytes)
+        state = replace(state, total_bytes=registration_bytes(experiment) + spending.ways[0].card_traffic.setup_bytes)
     for _ in range(experiment.training.rounds):
         chosen = None if spending is None else spending.next(state)
         if spending is not None and chosen is None:
@@ -183,7 +180,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
             hub_times=plan.hub_times,
             held=unfinished,
             version=state.version + versions_made(plan.points),
-            **({} if plan.announced is None else plan.announced.after(plan.points)),
+            **({} if (messages := plan.prices.server_messages) is None else messages.after(plan.points)),
         )
 
 
@@ -207,9 +204,9 @@ def setup_flops(experiment: Experiment, costs: CostModel) -> int:
     return total
 
 
-def _flops(plan: RoundPlan, taken: Mapping[int, int], costs: CostModel, *, seed: int) -> int:
+def _flops(plan: RoundPlan, taken: Mapping[int, int]) -> int:
     """Add up the operations of clients' steps, and of the forward passes that they take outside these."""
-    prices, total = Prices(costs=costs, seed=seed, probes=plan.probes), 0
+    prices, total = plan.prices, 0
     for client, count in taken.items():
         work, probed = plan.context.work[client], 0.0
         if prices.probed(last=True):
@@ -217,7 +214,7 @@ def _flops(plan: RoundPlan, taken: Mapping[int, int], costs: CostModel, *, seed:
                 times for point, times in with_repeats(plan.points) for job in point.start if job.client == client
             )
             probed = work.num_samples * prices.probed_in(jobs)
-        total += costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
+        total += prices.costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
     return total
 
 
@@ -315,9 +312,9 @@ def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
         is_padded = not work.whole_batches and work.num_samples % work.batch_size > 0
         reason = why_alone(side, submodel, tried.template, is_padded=is_padded)
         if reason is not None:
-            reasons[alone(reason)] = None
+            reasons[one_by_one_note(reason)] = None
     point = next(point for point in plan.points if point.start)
     jobs = tuple(replace(job, steps=1) for job in point.start[:2])
     once = replace(point, start=jobs, attend=tuple(sorted(job.client for job in jobs)), idle=(), discard=True)
-    engine.round_kind(replace(plan, points=(once,)), state, engine.tools).play()
+    engine.round_class(replace(plan, points=(once,)), state, engine.tools).play()
     return tuple(dict.fromkeys([*reasons, *engine.notes]))

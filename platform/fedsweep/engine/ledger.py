@@ -168,8 +168,8 @@ class Ledger:
         return sum(size for (who, _, _), size in self.values.items() if who == client)
 
 
-class Versions:
-    """Names tensors by their content: what is sent again only once it is another."""
+class ContentHashes:
+    """Names tensors by a hash of their content: what is sent again only once it is another."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, str]] = {}

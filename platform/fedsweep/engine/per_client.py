@@ -18,8 +18,8 @@ from fedsweep.client.messages import Question
 from fedsweep.client.worker import broadcast_of
 from fedsweep.components.base import Published
 from fedsweep.components.probes import ClientTest
-from fedsweep.engine.coded import RoundCodecs
 from fedsweep.engine.cost import CostModel
+from fedsweep.engine.round_codecs import RoundCodecs
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask

@@ -9,15 +9,15 @@ from itertools import groupby
 
 import numpy as np
 
-from fedsweep.components.probes import Probe
 from fedsweep.engine import clock
 from fedsweep.engine.asked_round import AskedRound
-from fedsweep.engine.coded import Announced
+from fedsweep.engine.clock import Prices
 from fedsweep.engine.cost import CostModel, Missed
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
 from fedsweep.engine.hubs import clock as hubs_clock
 from fedsweep.engine.hubs.messages import check_merges, of_jobs, of_merges
 from fedsweep.engine.ledger import Size
+from fedsweep.engine.round_codecs import ServerMessages
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.checks import nobody_drops_out
@@ -43,12 +43,12 @@ class RoundPlan:
         clock: Virtual seconds at the round's end; None without devices.
         ready: When clients whose work goes on over that end will be done.
         hub_times: Virtual seconds at which hubs but the server will have their models.
-        probes: The round's measurements, as far as planning knows them.
         values: Scalars that models will move, both ways; payloads come on top.
         num_bytes: Bytes that models and masks will move, both ways; payloads come on top.
         index_bytes: Of these the sub-models' masks, down: with each client's first download.
+        prices: By which its work was timed: with the measurements, as far as planning knows them, and the server's
+            messages before the round.
         lost: Members of the cohort that drop out; the sync points are without them.
-        announced: The server's messages before the round, where they go through a codec.
     """
 
     context: RoundContext
@@ -58,11 +58,10 @@ class RoundPlan:
     values: int
     num_bytes: int
     index_bytes: int
+    prices: Prices
     lost: Mapping[int, LostWork] = field(default_factory=dict)
     ready: Mapping[int, float] = field(default_factory=dict)
     hub_times: Mapping[int, float] = field(default_factory=dict)
-    probes: tuple[Probe, ...] = ()
-    announced: Announced | None = None
 
     @property
     def folds(self) -> bool:
@@ -79,11 +78,6 @@ class RoundPlan:
             and all(client in cohort for point in inner for client in point.attend)
         )
 
-    def sent_down(self) -> Mapping[int, tuple[Missed, ...]]:
-        """Return the messages of each download by client, see ``Announced``; the server's go through a codec."""
-        assert self.announced is not None
-        return self.announced.downloads(self.points, self.lost)
-
     def submodel(self, client: int) -> SubModel:
         """Return the part that a client trains; who goes on with earlier work has the whole model."""
         return self.context.submodels.get(client, FULL_MODEL)
@@ -97,14 +91,14 @@ class Timing:
         end: Virtual seconds at its end; None without devices.
         ready: When clients whose work goes on over that end will be done.
         lost: Members of the cohort that drop out.
-        left: The sync points without these; None: as planned.
+        points: The sync points without these; None: as planned.
         hub_times: See :class:`RoundPlan`.
     """
 
     end: float | None = None
     ready: Mapping[int, float] = field(default_factory=dict)
     lost: Mapping[int, LostWork] = field(default_factory=dict)
-    left: tuple[SyncPoint, ...] | None = None
+    points: tuple[SyncPoint, ...] | None = None
     hub_times: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -136,12 +130,12 @@ class Planner:
         context = replace(context, stream=stream(self._experiment.seed, "submodels", context.round))
         parts, components["submodels"] = ask(method.submodels, "assign", components["submodels"], context, when=when)
         context = replace(context, submodels=parts)
-        prices = clock.Prices(
+        prices = Prices(
             costs=self._costs,
             seed=self._experiment.seed,
             probes=method.probes(components, context.round) if method.having["probes"] else (),
             sends_at_once=method.pacing.sends_at_once,
-            announced=Announced.of(state, self._costs) if self._costs.announces else None,
+            server_messages=ServerMessages.of(state, self._costs) if self._costs.encodes_down else None,
         )
         context = replace(context, stream=stream(self._experiment.seed, "pacing", context.round))
         if state.clock is not None:
@@ -154,8 +148,8 @@ class Planner:
             context = _of_those_who_work(context, points)
         self._check(points, context)
         timing = Timing() if state.clock is None else self._timed(points, context, prices)
-        points, lost = points if timing.left is None else timing.left, timing.lost
-        models, index_bytes = self._traffic(points, context, lost=lost, announced=prices.announced)
+        points, lost = points if timing.points is None else timing.points, timing.lost
+        models, index_bytes = self._traffic(points, context, lost=lost, server_messages=prices.server_messages)
         return RoundPlan(
             context=context,
             points=points,
@@ -167,8 +161,7 @@ class Planner:
             lost=lost,
             ready=timing.ready,
             hub_times=timing.hub_times,
-            probes=prices.probes,
-            announced=prices.announced,
+            prices=prices,
         )
 
     def meeting(self, state: RunState) -> RoundContext:
@@ -245,7 +238,7 @@ class Planner:
 
     # -- cost ----------------------------------------------------------------------------------------------------
 
-    def _timed(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Timing:
+    def _timed(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> Timing:
         if self._experiment.method.pacing.has_hubs:
             end, hub_times = hubs_clock.round_end(points, context, prices)
             return Timing(end=end, hub_times=hub_times)
@@ -253,10 +246,10 @@ class Planner:
         closing = self._closing(points, context, prices)
         if closing is None:
             return Timing(end=end, ready=ready)
-        left, end = self._closed(points, context, closing, prices)
-        return Timing(end=end, ready=ready, lost=closing.lost, left=left)
+        points, end = self._closed(points, context, closing, prices)
+        return Timing(end=end, ready=ready, lost=closing.lost, points=points)
 
-    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Closing | None:
+    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> Closing | None:
         """Find who drops out of the round, and when it ends; None where everybody is always waited for.
 
         Members of the cohort without a job get nothing and send nothing, so they can't be lost.
@@ -278,7 +271,7 @@ class Planner:
         )
 
     def _closed(
-        self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing, prices: clock.Prices
+        self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing, prices: Prices
     ) -> tuple[tuple[SyncPoint, ...], float]:
         """Return the sync points without those who drop out, and the clock at the round's end."""
         check_points(self._experiment.world.stragglers, self._experiment.method, points)
@@ -294,7 +287,7 @@ class Planner:
         context: RoundContext,
         *,
         lost: Mapping[int, LostWork],
-        announced: Announced | None = None,
+        server_messages: ServerMessages | None = None,
     ) -> tuple[Size, int]:
         """Return models' messages, and the bytes of masks."""
         messages: Counter[tuple[int, Direction, Missed]] = Counter()
@@ -311,8 +304,8 @@ class Planner:
             sent.update(down)
             messages.update(dict.fromkeys(((client, "down", ()) for client in down), times))
             messages.update(dict.fromkeys(((client, "up", ()) for client in point.attend), times))
-        if announced is not None:
-            sent_down = announced.downloads(points, lost).items()
+        if server_messages is not None:
+            sent_down = server_messages.downloads(points, lost).items()
             messages = Counter({key: times for key, times in messages.items() if key[1] == "up"})
             messages.update((client, "down", missed) for client, sent_to in sent_down for missed in sent_to)
         values = num_bytes = 0

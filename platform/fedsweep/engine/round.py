@@ -14,9 +14,9 @@ from fedsweep.client.messages import ClientTask, Handle, Progress, Reply, RoundT
 from fedsweep.components.base import Published
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import client_update, held_update
-from fedsweep.engine.coded import RoundCodecs
 from fedsweep.engine.cost import Charges
 from fedsweep.engine.plan import RoundPlan
+from fedsweep.engine.round_codecs import RoundCodecs
 from fedsweep.engine.round_tools import RoundTools
 from fedsweep.engine.state import HubModel, RunState
 from fedsweep.errors import InvariantError
@@ -72,7 +72,8 @@ class Round:
         self.learning_rate = tools.experiment.training.schedule(plan.context.round)
         self.vector, self.version = state.vector, state.version
         self.components: dict[str, State] = dict(plan.components)  # a copy: another round may begin from the same plan
-        downloads = plan.sent_down() if plan.announced else None
+        messages = plan.prices.server_messages
+        downloads = None if messages is None else messages.downloads(plan.points, plan.lost)
         self._charges = self.charges(self._costs, plan.submodel, state.published, downloads)
         self.ledger = self._charges.ledger
         self.attendees: tuple[int, ...] = ()
@@ -111,9 +112,9 @@ class Round:
             self._passed += len(points)
             # Aggregate: what came back, on the server.
             began = time.perf_counter()
-            self._receive(segment, reply)
+            answers = self._receive(segment, reply)
             if (points[-1].attend or points[-1].merges) and not points[-1].discard:
-                self._aggregate(points[-1], reply)
+                self._aggregate(points[-1], answers)
             self.server_time_s += time.perf_counter() - began
         return self
 
@@ -150,7 +151,7 @@ class Round:
             published=dict(sorted({**before.published, **self._charges.published}.items())),
             left=self.codecs.left,
             sent_contents=self.codecs.sent_contents,
-            **({} if self.plan.announced is None else self.plan.announced.after(self.plan.points)),
+            **({} if (messages := self.plan.prices.server_messages) is None else messages.after(self.plan.points)),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
@@ -279,7 +280,8 @@ class Round:
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 
-    def _receive(self, segment: Segment, reply: SegmentReply) -> None:
+    def _receive(self, segment: Segment, reply: SegmentReply) -> dict[int, Reply]:
+        """Charge and keep what came back; returns the attendees' answers by client."""
         if reply.notes:
             self._tools.note(reply.notes)
         answers = {answer.client: answer for answer in reply.replies}
@@ -288,7 +290,7 @@ class Round:
                 self._charges.upload(client)
             self.attended.update(point.attend)
         for client in segment.points[-1].attend:
-            self._charges.upload(client, answers.pop(client, None))
+            self._charges.upload(client, answers.get(client))
         self.attended.update(segment.points[-1].attend)
         # All points but the last were aggregated by the workers; each made a version of the model.
         folded = len(segment.points) - 1
@@ -300,9 +302,9 @@ class Round:
             self.anchors.update(reply.anchors)
         self.totals.update(reply.totals)
         self.memories.update(reply.memories)
+        return answers
 
-    def _aggregate(self, point: SyncPoint, reply: SegmentReply) -> None:
-        answers = {answer.client: answer for answer in reply.replies}
+    def _aggregate(self, point: SyncPoint, answers: Mapping[int, Reply]) -> None:
         # Ascending by client: floating-point sums depend on their order, and who answers first is chance.
         sync = self._sync(self._passed - 1, ends_round=self._passed == len(self.plan.points))
         move = self._summed(point, answers, sync) if self.codecs.up_sums else None

@@ -27,10 +27,10 @@ class RoundTools:
         aggregator: The method's server side.
         costs: What messages count.
         model: A template for the components' forward passes.
-        codecs: What messages go through in this round, where that is chosen round by round.
         keep: Called with a state that holds a refinement's unfinished work.
         message, note: Take a component's sentences for the user, and what workers have to say.
         working: Takes a component's lines on how far long work is.
+        codecs: What messages go through in this round, where that is chosen round by round.
     """
 
     experiment: Experiment
@@ -38,11 +38,11 @@ class RoundTools:
     aggregator: Aggregator
     costs: CostModel
     model: nn.Module
+    keep: Callable[[RunState], None]
+    message: Callable[[str], None]
+    note: Callable[[Sequence[str]], None]
+    working: Callable[[str], None]
     codecs: Communication | None = None
-    keep: Callable[[RunState], None] = lambda state: None
-    message: Callable[[str], None] = lambda text: None
-    working: Callable[[str], None] = lambda text: None
-    note: Callable[[Sequence[str]], None] = lambda texts: None
 
     @cached_property
     def of_syncs(self) -> Mapping[str, Any]:

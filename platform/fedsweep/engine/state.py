@@ -71,7 +71,7 @@ class RunState:
         last_models: Clients that have taken a model, and the version that each took last [2, K]; None without a codec
             downwards.
         made: Which codec made each of the server's messages, by stretches: the number of a stretch's last message, from
-            1, and the codec's number; see ``Announced``.
+            1, and the codec's number; see ``ServerMessages``.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
         decisions: One per round, where a planner of the configuration spends a budget.

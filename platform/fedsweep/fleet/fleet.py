@@ -9,18 +9,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedsweep.client.lanes.grouping import Lanes
-from fedsweep.client.lanes.together import MakeLanes
 from fedsweep.client.messages import Handle, Question, Segment, SegmentReply, Stepping
 from fedsweep.client.shards import ClientTests
 from fedsweep.client.worker import Worker
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.records import Payload, State
+
+if TYPE_CHECKING:
+    from fedsweep.client.lanes.together import MakeLanes
 
 _Part = TypeVar("_Part")
 
@@ -160,7 +162,7 @@ def level(loads: Mapping[int, tuple[int, float]], num_workers: int) -> dict[int,
     return workers
 
 
-def combine(answers: Sequence[SegmentReply]) -> SegmentReply:
+def merged_answers(answers: Sequence[SegmentReply]) -> SegmentReply:
     """Return one answer from the workers' answers.
 
     By client, so that sums over them come out the same however the clients lie.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,14 +43,13 @@ class ClientActor:
     def __repr__(self) -> str:
         return f"ClientActor[{self._index}]"
 
-    def where(self, check: Callable[[], None]) -> tuple[str, int]:
-        """Return the node's id and the process's, once a check has passed here."""
+    def where(self, check: Callable[[], None]) -> str:
+        """Return the node's id, once a check has passed here."""
         check()
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+        return str(ray.get_runtime_context().get_node_id())
 
-    def ping(self) -> int:
+    def ping(self) -> None:
         """Answer while the actor works; runs beside the work."""
-        return os.getpid()
 
     def prepare_exchange(self, folder: Path, size: int, vectors: Vectors) -> None:
         """Take the first step of :class:`SharedMemoryExchange`."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsweep.client.messages import Handle, Question, Segment, SegmentReply, Stepping
 from fedsweep.errors import ClientJobError, FedsweepError, MemoryLost, ResourceError, RunError, WorkerLost
-from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, combine
+from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, merged_answers
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
 from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind
 from fedsweep.fleet.ray_wire import received_answer, sent_segment, to_arrays, to_tensors
@@ -124,7 +124,7 @@ class RayFleet(Fleet):
         dead = []
         for index, ref in where.items():
             try:
-                self._nodes[index] = ray.get(ref)[0]
+                self._nodes[index] = ray.get(ref)
             except ray_errors.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
             except _DIED as error:
@@ -214,7 +214,7 @@ class RayFleet(Fleet):
 
         heads = {index: refs[0] for index, refs in calls.items()}
         self._wait(heads, together=self._folded(segment), receive=receive)
-        return combine([answers[index] for index in calls])
+        return merged_answers([answers[index] for index in calls])
 
     @staticmethod
     def _folded(segment: Segment) -> bool:

@@ -69,7 +69,7 @@ def _steps(engine: Engine, plan: RoundPlan, state: RunState) -> tuple[float, flo
             attend=tuple(sorted(job.client for job in jobs)),
             discard=True,
         )
-        return _timed(engine.round_kind(replace(plan, points=(once,)), state, engine.tools).play) / len(jobs)
+        return _timed(engine.round_class(replace(plan, points=(once,)), state, engine.tools).play) / len(jobs)
 
     many = max(1, min(most, round(_SECONDS / max(taken(min(_WARM, most)) / min(_WARM, most), 1e-4))))
     longer, shorter = _mean(lambda: taken(many)), _mean(lambda: taken(1))

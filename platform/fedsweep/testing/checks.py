@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsweep.catalog import method_builder
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.planning import SubModelPolicy
-from fedsweep.engine.ahead.beside import Beside
+from fedsweep.engine.ahead.card_traffic import CardTraffic
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
@@ -36,15 +36,15 @@ def bytes_are_the_cards(subject: Subject) -> None:
     work = subject.world()
     fleet = MeasuringFleet(work)
     engine = Engine(work, fleet)
-    state, beside = engine.start(), Beside(work, CostModel(work))
-    _equal("set-up", fleet.setup, state.setup_bytes or 0, beside.setup_bytes)
+    state, traffic = engine.start(), CardTraffic(work, CostModel(work))
+    _equal("set-up", fleet.setup, state.setup_bytes or 0, traffic.setup_bytes)
     seen: set[int] = set()
     while engine.finished_by(state) is None:
         before = (fleet.up, fleet.down)
         plan = engine.planner.plan(state)
         after = run_rounds(engine, state, rounds=1)
         record = after.records[-1]
-        up, down = _expected(plan, engine.costs, beside, seen)
+        up, down = _expected(plan, engine.costs, traffic, seen)
         _equal(f"round {record.round}, up", fleet.up - before[0], record.bytes_up, up)
         _equal(f"round {record.round}, down", fleet.down - before[1], record.bytes_down, down)
         state = after
@@ -60,7 +60,7 @@ def bytes_are_the_cards(subject: Subject) -> None:
         raise AssertionError(f"--dry-run says {estimated.registration_bytes} bytes before round 1, but it was {once}")
 
 
-def _expected(plan: RoundPlan, costs: CostModel, card_values: Beside, seen: set[int]) -> tuple[int, int]:
+def _expected(plan: RoundPlan, costs: CostModel, card_values: CardTraffic, seen: set[int]) -> tuple[int, int]:
     """Return bytes up and down of a round, from its plan and the card."""
     if any(point.merges for point in plan.points):
         return _expected_at_hubs(plan, costs)

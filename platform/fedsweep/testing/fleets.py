@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
 from fedsweep.components.probes import sent_of
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import Fleet, LocalFleet, combine, make_worker
+from fedsweep.fleet.fleet import Fleet, LocalFleet, make_worker, merged_answers
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import Payload, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -49,7 +49,7 @@ class SplitFleet(Fleet):
         for index, worker in enumerate(self._workers):
             mine = {k: memory for k, memory in memories.items() if segment.workers.get(k) == index}
             answers.append(worker.run(segment, anchor, mine))
-        reply = combine(answers)
+        reply = merged_answers(answers)
         return replace(reply, replies=reply.replies[::-1])
 
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:

@@ -193,7 +193,7 @@ def run_rounds(engine: Engine, state: RunState | None = None, rounds: int | None
 def play_round(engine: Engine, state: RunState | None = None) -> Round:
     """Play the next round as it went, before it becomes a row: what each client sent, and what the ledger says."""
     state = engine.start() if state is None else state
-    return engine.round_kind(engine.planner.plan(state), state, engine.tools).play()
+    return engine.round_class(engine.planner.plan(state), state, engine.tools).play()
 
 
 def tiny_pictures(num_samples: int = 12, *, size: int = 32, channels: int = 3) -> tuple[np.ndarray, np.ndarray]:

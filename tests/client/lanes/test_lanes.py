@@ -16,7 +16,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.catalog import build_method
-from fedsweep.client.lanes.memory import lanes_that_fit
+from fedsweep.client.lanes.gpu_memory import lanes_that_fit
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
@@ -26,7 +26,7 @@ from fedsweep.engine.forecast import lanes_refused
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import LocalFleet, combine, make_worker
+from fedsweep.fleet.fleet import LocalFleet, make_worker, merged_answers
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.registry import MODELS
@@ -217,7 +217,7 @@ class ThreeWorkers(LocalFleet):
         return False
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
-        return combine([worker.run(segment, anchor, memories) for worker in self._workers])
+        return merged_answers([worker.run(segment, anchor, memories) for worker in self._workers])
 
 
 PLACED: dict[str, tuple[FederatedMethod, OptimizerSettings]] = {

@@ -19,8 +19,8 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.catalog import build_method
-from fedsweep.client.lanes import memory, recording
-from fedsweep.client.lanes.memory import lanes_that_fit
+from fedsweep.client.lanes import gpu_memory, recording
+from fedsweep.client.lanes.gpu_memory import lanes_that_fit
 from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import Handle, LaneSettings, Segment, Stepping
@@ -150,7 +150,7 @@ PLACES: dict[str, tuple[object, str]] = {
     "a state is given back": (LaneOptimizer, "store"),
     "recording": (recording, "captured"),
     "a replay": (recording.Recording, "replayed"),
-    "the memory is probed": (memory, "device_memory"),
+    "the memory is probed": (gpu_memory, "device_memory"),
 }
 ERRORS: dict[str, Callable[[], Exception]] = {
     "no memory": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
@@ -178,7 +178,7 @@ def test_an_exception_at_any_place_is_no_end_of_a_run(place: str, error: str, mo
     owner, name = PLACES[place]
     draw = random.Random(f"{place} {error}")
     monkeypatch.setattr(Tile, "peak_memory", lambda tile, lane: 1000 * tile._width)
-    monkeypatch.setattr(memory, "device_memory", lambda: 1e6)
+    monkeypatch.setattr(gpu_memory, "device_memory", lambda: 1e6)
     original = getattr(owner, name)
     for at in sorted({1, draw.randint(2, 6), draw.randint(7, 40)}):
         monkeypatch.setattr(owner, name, failing(original, at, ERRORS[error]))
@@ -315,7 +315,11 @@ IN_A_RUN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
     "numbers of lanes": (a_moved_optimizer(1.001), "loop", "of the move, and 1e-04 is allowed"),
     "no numbers of lanes": (a_moved_optimizer(float("nan")), "loop", "is off by nan"),
     "numbers of a replay": (a_changed_replay, "lanes", "it gives other values than the step"),
-    "figures of the memory": (lambda patch: patch.setattr(memory, "device_memory", lambda: -5.0), "graph", "be probed"),
+    "figures of the memory": (
+        lambda patch: patch.setattr(gpu_memory, "device_memory", lambda: -5.0),
+        "graph",
+        "be probed",
+    ),
 }
 
 
@@ -325,7 +329,7 @@ def test_a_whole_run_with_a_fault_comes_to_its_end_and_its_result_names_the_faul
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_the_loop: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(Tile, "peak_memory", lambda tile, lane: 1000 * tile._width)
-    monkeypatch.setattr(memory, "device_memory", lambda: 1e6)
+    monkeypatch.setattr(gpu_memory, "device_memory", lambda: 1e6)
     put, kind, words = IN_A_RUN[fault]
     put(monkeypatch)
     result = whole_run(tmp_path / "run", LaneSettings(width=4, proves=True, records=True, fits_memory=True))
@@ -359,7 +363,7 @@ class Card:
 
         monkeypatch.setattr(Tile, "_taken", step)
         monkeypatch.setattr(Tile, "peak_memory", lambda tile, lane: self.held + self.each * tile._width)
-        monkeypatch.setattr(memory, "device_memory", lambda: self.total)
+        monkeypatch.setattr(gpu_memory, "device_memory", lambda: self.total)
         return self
 
 
@@ -396,7 +400,7 @@ def test_impossible_figures_of_the_memory_are_not_believed(
     figures: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tile, "peak_memory", lambda tile, lane: figures[tile._width > 2])
-    monkeypatch.setattr(memory, "device_memory", lambda: 100.0)
+    monkeypatch.setattr(gpu_memory, "device_memory", lambda: 100.0)
     state, notes = played(proving(experiment(num_clients=12, cohort_size=10, rounds=1), width=10, fits_memory=True))
     assert chosen(state).width == 8 and chosen(state).kind == "graph"
     assert len(notes) == 1 and "can't be probed" in notes[0] and notes[0].endswith("8 at once")

@@ -24,7 +24,7 @@ _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DropoutCall:
     """A call of a dropout function.
 
     Attributes:
@@ -57,12 +57,12 @@ class _Intercepted(TorchFunctionMode):
         return self._answer(func, arguments["input"], arguments.get("p", 0.5))
 
 
-def drawn_shapes(module: nn.Module, values: ParamTree, inputs: Inputs) -> list[Drawn]:
+def drawn_shapes(module: nn.Module, values: ParamTree, inputs: Inputs) -> list[DropoutCall]:
     """Return the network's draws in a forward pass, in order; its values may be changed."""
-    draws: list[Drawn] = []
+    draws: list[DropoutCall] = []
 
     def note(function: Callable[..., Tensor], tensor: Tensor, p: float) -> Tensor:
-        draws.append(Drawn(function, tuple(tensor.shape), p))
+        draws.append(DropoutCall(function, tuple(tensor.shape), p))
         return tensor
 
     module.train()
@@ -82,7 +82,7 @@ class LaneDraws:
         noise: What the network's activations are multiplied with, for each draw [K, ...].
     """
 
-    def __init__(self, shapes: Sequence[Drawn], make: Callable[..., Tensor]) -> None:
+    def __init__(self, shapes: Sequence[DropoutCall], make: Callable[..., Tensor]) -> None:
         self._shapes = shapes
         self.noise = [make(*drawn.shape) for drawn in shapes]
 

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import nn
 
+from fedsweep.client.lanes.gpu_memory import lanes_for_memory
 from fedsweep.client.lanes.lane import Lane, Taken
-from fedsweep.client.lanes.memory import fitted
 from fedsweep.client.lanes.recording import NotRecorded
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import ClientSide, LaneSettings
@@ -40,14 +40,14 @@ class Lanes:
         self._refused: dict[Hashable, str] = {}
         self._notes: dict[str, bool] = {}  # sentences, and whether they have been told
 
-    def notes(self) -> tuple[str, ...]:
+    def new_notes(self) -> tuple[str, ...]:
         """List what could not be done in lanes and has not been told yet."""
         new = tuple(text for text, is_told in self._notes.items() if not is_told)
         self._notes = dict.fromkeys(self._notes, True)
         return new
 
     @property
-    def sentences(self) -> tuple[str, ...]:
+    def all_notes(self) -> tuple[str, ...]:
         """List all that could not be done in lanes."""
         return tuple(self._notes)
 
@@ -64,7 +64,7 @@ class Lanes:
             if reason is None:
                 groups.setdefault(key, []).append(lane)
             else:
-                self._note(alone(reason))
+                self._note(one_by_one_note(reason))
         taken: dict[Lane, Taken] = {}
         for key, group in groups.items():
             # Those with equally many steps side by side, so that few lanes idle.
@@ -83,7 +83,7 @@ class Lanes:
         except NotRecorded as error:
             self._records = False
             self._tiles.clear()
-            self._note(not_recorded(error))
+            self._note(not_recorded_note(error))
             return {}
         except Exception as error:
             if lacks_memory(error) and self._width > 1:
@@ -91,7 +91,7 @@ class Lanes:
                 return {}
             # Whatever it is, no client has been changed: one by one it comes out as a client's error, or does not.
             self._refused[key] = _why(error)
-            self._note(alone(self._refused[key]))
+            self._note(one_by_one_note(self._refused[key]))
             return {}
         return {
             lane: Taken(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
@@ -107,7 +107,7 @@ class Lanes:
 
     def _tile(self, key: Hashable, pattern: Lane) -> Tile:
         if not self._is_fitted:
-            self._width, notes = fitted(self._side, pattern, self._width)
+            self._width, notes = lanes_for_memory(self._side, pattern, self._width)
             self._is_fitted = True
             for text in notes:
                 self._note(text)
@@ -129,13 +129,13 @@ def _why(error: Exception) -> str:
     return f"the method's clients can't take a step together ({first_line(error)})"
 
 
-def alone(reason: str) -> str:
-    """Return the sentence for the user."""
+def one_by_one_note(reason: str) -> str:
+    """Return the sentence for the user that clients are stepped one by one, and why."""
     return f"lanes: {reason}: clients are stepped one by one"
 
 
-def not_recorded(error: Exception) -> str:
-    """Return the sentence for the user."""
+def not_recorded_note(error: Exception) -> str:
+    """Return the sentence for the user that a step is not recorded, and why."""
     return f"lanes: a step can't be recorded ({first_line(error)}): its kernels are launched one by one"
 
 

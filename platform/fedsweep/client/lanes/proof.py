@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedsweep.client.lanes.grouping import alone, lane_refused, not_recorded
+from fedsweep.client.lanes.gpu_memory import lanes_for_memory
+from fedsweep.client.lanes.grouping import lane_refused, not_recorded_note, one_by_one_note
 from fedsweep.client.lanes.lane import Lane
-from fedsweep.client.lanes.memory import fitted
 from fedsweep.client.lanes.recording import NotRecorded
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.local_round import LocalRound
@@ -37,7 +37,7 @@ def proved(side: ClientSide, settings: LaneSettings, begun: Callable[[], Sequenc
     try:
         return _Proof(side, settings, begun).stepping()
     except Exception as error:  # it must never be the end of a run
-        return Stepping(kind="loop", notes=(alone(f"trying them failed ({first_line(error)})"),))
+        return Stepping(kind="loop", notes=(one_by_one_note(f"trying them failed ({first_line(error)})"),))
 
 
 class _Proof:
@@ -51,7 +51,7 @@ class _Proof:
         if not lanes:
             return self._chosen("loop")
         if self._settings.fits_memory:
-            self._width, notes = fitted(self._side, lanes[0], self._width)
+            self._width, notes = lanes_for_memory(self._side, lanes[0], self._width)
             self._notes += notes
         clients = [lane.facts.client for lane in lanes]
         start = {lane.facts.client: lane.vector.clone() for lane in lanes}
@@ -61,13 +61,13 @@ class _Proof:
             moved = self._after_lanes(clients)
             off = max(_off(start[k], expected[k], moved[k]) for k in moved)
         except Exception as error:
-            self._notes.append(alone(f"a first tile of them failed ({first_line(error)})"))
+            self._notes.append(one_by_one_note(f"a first tile of them failed ({first_line(error)})"))
             return self._chosen("loop")
         allowed = _TOLERANCE.get(start[clients[0]].dtype, 1e-4)
         # Also where it is NaN: values that are not finite prove nothing.
         if not off <= allowed:
             self._notes.append(
-                alone(f"a first tile of them is off by {off:.1e} of the move, and {allowed:.0e} is allowed")
+                one_by_one_note(f"a first tile of them is off by {off:.1e} of the move, and {allowed:.0e} is allowed")
             )
             return self._chosen("loop", off=off)
         return self._chosen("graph" if self._is_recorded(clients, moved) else "lanes", off=off)
@@ -86,7 +86,7 @@ class _Proof:
         lanes = [lane for local in locals if (lane := local.lane()) is not None]
         refused = {lane.facts.client: lane_refused(self._side, lane) for lane in lanes}
         fitting = [lane for lane in lanes if refused[lane.facts.client] is None]
-        self._notes += dict.fromkeys(alone(reason) for reason in refused.values() if reason is not None)
+        self._notes += dict.fromkeys(one_by_one_note(reason) for reason in refused.values() if reason is not None)
         return [lane for lane in fitting if lane.key() == fitting[0].key()]
 
     def _after_loop(self, clients: Sequence[int]) -> dict[int, Tensor]:
@@ -119,7 +119,7 @@ class _Proof:
             if not all(torch.equal(moved[client], values) for client, values in expected.items()):
                 raise NotRecorded("it gives other values than the step")
         except Exception as error:
-            self._notes.append(not_recorded(error))
+            self._notes.append(not_recorded_note(error))
             return False
         return True
 

@@ -72,9 +72,9 @@ class SharedLanes:
         self._pool = pool
         self._told: frozenset[str] = frozenset()
 
-    def notes(self) -> tuple[str, ...]:
+    def new_notes(self) -> tuple[str, ...]:
         """List what could not be done in lanes and this run has not told yet."""
-        new = tuple(text for text in self._pool.sentences if text not in self._told)
+        new = tuple(text for text in self._pool.all_notes if text not in self._told)
         self._told |= {*new}
         return new
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsweep.components.codec import Codec
 from fedsweep.components.spending import COHORT, Offer, Outlook, Spent
-from fedsweep.engine.ahead.beside import Beside
+from fedsweep.engine.ahead.card_traffic import CardTraffic
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.state import Decision, RunState
@@ -32,17 +32,17 @@ class Way:
         option: What it sets.
         costs: Its messages'.
         planner: Plans its rounds.
-        beside: Its bytes beside the models.
+        card_traffic: Its bytes beside the models.
     """
 
     option: Option
     costs: CostModel
     planner: Planner
-    beside: Beside
+    card_traffic: CardTraffic
 
     def sent(self, plan: RoundPlan, seen: set[int]) -> int:
         """Return bytes that a round will send, those beside the models as cards say; ``seen``: took part before."""
-        return plan.num_bytes + math.ceil(sum(self.beside.in_round(plan, set(seen))))
+        return plan.num_bytes + math.ceil(sum(self.card_traffic.in_round(plan, set(seen))))
 
     def as_if_always(self, state: RunState) -> RunState:
         """Return a run's state as if this way's codec had made all of the server's messages."""
@@ -85,8 +85,8 @@ class Spending:
                 downs.append(down)
         for option in self._experiment.options:
             costs = CostModel(option.experiment, downs)
-            planner, beside = Planner(option.experiment, costs), Beside(option.experiment, costs)
-            ways.append(Way(option=option, costs=costs, planner=planner, beside=beside))
+            planner, traffic = Planner(option.experiment, costs), CardTraffic(option.experiment, costs)
+            ways.append(Way(option=option, costs=costs, planner=planner, card_traffic=traffic))
         return tuple(ways)
 
     def next(self, state: RunState) -> Chosen | None:
@@ -124,7 +124,7 @@ class Spending:
         chooser = self._experiment.spending
         assert chooser is not None
         number, reason = ask(chooser, "choose", outlook, when=f"in round {state.round + 1}")
-        number, reason = landed(number, reason, outlook)
+        number, reason = adjusted_choice(number, reason, outlook)
         decision = Decision(
             round=state.round + 1, choice=number, cost=float(costs[number]), left=float(left), reason=reason
         )
@@ -140,7 +140,7 @@ class Spending:
         return tuple(rounds)
 
 
-def landed(wanted: int, reason: str, outlook: Outlook) -> tuple[int, str]:
+def adjusted_choice(wanted: int, reason: str, outlook: Outlook) -> tuple[int, str]:
     """Return the offer that is taken, and why.
 
     It is what was wanted, unless the rounds left could then not spend what is left, or the end is near: the last rounds

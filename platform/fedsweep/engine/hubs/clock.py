@@ -77,7 +77,7 @@ class HubClock:
     def _merged_at(self, merge: Merge, through: Mapping[int, float]) -> float:
         # A client asks for models of other hubs when it has trained.
         asked_at = self._trained.get(merge.hub, 0.0)
-        moments = [max(self.at(hub), asked_at) + self._joint_s(hub, merge.hub) for hub in merge.hubs]
+        moments = [max(self.at(hub), asked_at) + self._hop_s(hub, merge.hub) for hub in merge.hubs]
         received = sum(8 * self._bytes(hub) for hub in merge.hubs if hub >= 0 and self._graph_link is None)
         for client in merge.clients:
             # Whoever merges its own model has sent it first.
@@ -94,7 +94,7 @@ class HubClock:
         device = self._device(merge.hub)
         return last + client_time(device, steps=0, flops=0, bits_down=received, bits_up=0).download_s
 
-    def _joint_s(self, hub: int, other: int) -> float:
+    def _hop_s(self, hub: int, other: int) -> float:
         """Return seconds of the model of a hub until it is at another: of a client's upload, or of a joint link."""
         if hub >= 0:
             link = self._graph_link

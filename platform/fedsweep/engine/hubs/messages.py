@@ -27,7 +27,7 @@ class Message(NamedTuple):
 
 def message(sender: int, receiver: int) -> Message:
     """Return the message from one hub to another."""
-    if sender >= 0 or (receiver < 0 and receiver == SERVER):
+    if sender >= 0 or receiver == SERVER:
         return Message(sender, "up", receiver)
     return Message(receiver, "down", sender)
 
@@ -49,13 +49,11 @@ def of_merges(point: SyncPoint) -> Iterator[Message]:
 
 
 def check_merges(point: SyncPoint) -> None:
-    """Refuse a point whose merges are not of its attendees.
+    """Refuse a point with merges where these are not of its attendees.
 
     Raises:
         InvariantError: Attendees' models meet nowhere, or somebody's who does not attend.
     """
-    if not point.merges:
-        return
     merged = {client for merge in point.merges for client in merge.clients}
     for client in sorted(merged ^ set(point.attend)):
         what = "attends, but its model meets no other" if client in point.attend else "is merged, but does not attend"

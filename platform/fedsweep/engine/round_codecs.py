@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsweep.client.coding import decoded_reply, decoded_sum, sent_down
 from fedsweep.client.messages import Reply
 from fedsweep.components.base import Published
-from fedsweep.engine.cost import CostModel, Made, Missed, since
+from fedsweep.engine.cost import CostModel, Made, Missed, messages_after
 from fedsweep.engine.state import RunState
 from fedsweep.records import SyncPoint
 from fedsweep.streams import Stream, stream
@@ -20,7 +20,7 @@ from fedsweep.submodel import SubModel
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Announced:
+class ServerMessages:
     """The server's messages through a codec, and which of them each client has.
 
     A client that takes a model is sent all messages since its last one. The initial model follows from the seed.
@@ -30,8 +30,8 @@ class Announced:
         last_models: Clients that have taken a model, ascending, and the version that each took last [2, K], int64;
             None: nobody has.
         made: The codecs of the messages so far.
-        own: Number of the codec of the round's own messages.
-        kinds: How many codecs there are.
+        own_codec: Number of the codec of the round's own messages.
+        num_codecs: How many codecs there are.
 
     Source: Sattler et al. (2019), Robust and communication-efficient federated learning from non-iid data: clients that
         missed rounds download the sum of what they missed, or the whole model where that is less.
@@ -40,18 +40,20 @@ class Announced:
     version: int
     last_models: Tensor | None = None
     made: Made = ()
-    own: int = 0
-    kinds: int = 1
+    own_codec: int = 0
+    num_codecs: int = 1
 
     @classmethod
-    def of(cls, state: RunState, costs: CostModel) -> Announced:
+    def of(cls, state: RunState, costs: CostModel) -> ServerMessages:
         """Return them before a run's next round, which has such costs."""
         last, made = state.last_models, state.made
-        return cls(version=state.version, last_models=last, made=made, own=costs.own_down, kinds=len(costs.downs))
+        return cls(
+            version=state.version, last_models=last, made=made, own_codec=costs.own_down, num_codecs=len(costs.downs)
+        )
 
     def missed(self, client: int) -> Missed:
         """Return messages since the model that a client took last."""
-        return since(self.made, self._last([client]).get(client, 0), self.kinds)
+        return messages_after(self.made, self._last([client]).get(client, 0), self.num_codecs)
 
     def download(self, client: int) -> Missed:
         """Return what a client is sent as the round begins: what it missed, or one message of the round's own."""
@@ -100,12 +102,12 @@ class Announced:
         for point in points:
             for job in point.start:
                 if not job.resume:
-                    missed = _at_least_one(since(made, last[job.client], self.kinds))
+                    missed = _at_least_one(messages_after(made, last[job.client], self.num_codecs))
                     downloads.setdefault(job.client, []).append(missed)
                     last[job.client] = version
             if versions_made([point]):
                 version += 1
-                made = with_message(made, self.own)
+                made = with_message(made, self.own_codec)
         return downloads, last, made
 
 
@@ -164,14 +166,12 @@ class RoundCodecs:
     def sent(self, contents: Mapping[str, Published], position: int) -> dict[str, Published]:
         """Return what is published as clients have it: of what has the params' form the move is encoded."""
         return {
-            name: self._announced(content, self._sent_content(name, content.value, position))
-            if content.like
-            else content
+            name: self._as_sent(content, self._sent_content(name, content.value, position)) if content.like else content
             for name, content in contents.items()
         }
 
     @staticmethod
-    def _announced(content: Published, sent: Mapping[str, Tensor]) -> Published:
+    def _as_sent(content: Published, sent: Mapping[str, Tensor]) -> Published:
         return replace(content, value=sent["sent"], made=tuple(map(tuple, sent["made"].tolist())))
 
     def _sent_content(self, name: str, value: Tensor, position: int) -> Mapping[str, Tensor]:

@@ -18,7 +18,7 @@ _MEMORY_SHARE = 0.8
 _UNPROBED = 8
 
 
-def fitted(side: ClientSide, pattern: Lane, wanted: int) -> tuple[int, tuple[str, ...]]:
+def lanes_for_memory(side: ClientSide, pattern: Lane, wanted: int) -> tuple[int, tuple[str, ...]]:
     """Return as many lanes as the device's memory has room for, at most those wanted, and what was in the way.
 
     Where it can't be looked at, few: what does not fit after all is halved.

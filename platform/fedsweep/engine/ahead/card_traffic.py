@@ -28,7 +28,7 @@ def sized(experiment: Experiment) -> Sequence[ClientProfile]:
     return profiles[: experiment.most_in_cohort] if experiment.world.is_drawn else profiles
 
 
-class Beside:
+class CardTraffic:
     """Evaluates the formulas of an experiment's cards.
 
     Args:
@@ -65,8 +65,8 @@ class Beside:
         attending = {client for point in plan.points for client in point.attend}
         for client in sorted(started):
             missed, first, part = Missed(), client not in seen, plan.submodel(client)
-            if plan.announced is not None:
-                missed = plan.announced.download(client) if first else plan.announced.missed(client)
+            if (messages := plan.prices.server_messages) is not None:
+                missed = messages.download(client) if first else messages.missed(client)
             down += self._num_bytes("down", client, part, round=plan.context.round, first=first, missed=missed)
             if client in attending:
                 up += self._num_bytes("up", client, part, round=plan.context.round, first=first)
@@ -119,9 +119,9 @@ class Beside:
     @property
     def setup_bytes(self) -> int:
         """Bytes of the set-up before round 1, all clients."""
-        if not any(getattr(card, which) for card, _ in self._cards for which in ("setup_up", "setup_down")):
-            return 0
         formulas: tuple[Formula, ...] = ("setup_up", "setup_down")
+        if not any(getattr(card, which) for card, _ in self._cards for which in formulas):
+            return 0
         clients = range(len(self._world.profiles))
         params = self._costs.layout.num_params
         total = sum(
