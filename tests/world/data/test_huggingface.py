@@ -83,6 +83,14 @@ def test_the_second_time_comes_from_the_cache(tmp_path: Path, monkeypatch: pytes
     assert np.array_equal(load(place).train_images, first.train_images)
 
 
+def test_what_is_kept_is_of_the_columns_and_splits_that_were_named(tmp_path: Path) -> None:
+    parts = {"train": table(6, third=[str(k % 3) for k in range(6)]), "test": table(2, shift=100, third=["0", "1"])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "set"))
+    assert load(tmp_path / "set").writers is None
+    assert load(f"{tmp_path / 'set'}?writer=third").writers.tolist() == [0, 1, 2, 0, 1, 2]  # type: ignore[union-attr]
+    assert len(load(f"{tmp_path / 'set'}?train=test&test=train").train) == 2
+
+
 def test_without_a_test_split_a_fifth_is_kept_for_it(tmp_path: Path) -> None:
     table(200, mode="L", who=[f"w{number // 50}" for number in range(200)]).save_to_disk(str(tmp_path / "mine"))
     found = load(f"{tmp_path / 'mine'}?writer=who")

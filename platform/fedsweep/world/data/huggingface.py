@@ -11,6 +11,7 @@ With ``text=COLUMN&tokenizer=FOLDER`` samples are texts, with ``columns=A,B,C`` 
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +69,10 @@ def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
 def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     used = source.used()
     labels = source.column("label", used[0])
+    # Which column and which split is what, is no matter of the files.
+    said = hashlib.blake2b(repr(sorted(source.options.items())).encode(), digest_size=6).hexdigest()
     arrays = cached_arrays(
-        f"hf-pictures-{image_size or 'own'}",
+        f"hf-pictures-{image_size or 'own'}-{said}",
         sources=[Path(file["filename"]) for part in used for file in part.cache_files],
         decode=lambda: _decoded(source, used, image_size=image_size),
     )
