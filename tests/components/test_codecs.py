@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.components.codec import Codec
+from fedsweep.components.compression.base import spread
 from fedsweep.components.compression.packing import packed, packed_places, unpacked, unpacked_places
 from fedsweep.components.compression.registry import CODECS
 from fedsweep.engine.ledger import message_sizes
@@ -101,6 +102,12 @@ def test_messages_are_charged_as_packed_and_decode_within_their_bound(name: str,
             assert error <= bound(name, codec, move) * (1 + 1e-5) + 1e-30, (number, codec)
         sizes[type(codec)] = sizes.get(type(codec), 0) + 1
     assert sizes == {type(codec): messages}
+
+
+def test_scales_are_spread_over_as_many_values_as_there_are() -> None:
+    """257 is no bfloat16, as 2^24 + 1 is no float32."""
+    scales = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
+    assert spread(scales, [257, 2]).tolist() == [1.0] * 257 + [2.0] * 2
 
 
 def test_a_sketch_reads_what_stands_out() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from fedsweep.components.codec import Codec, Shapes
@@ -43,4 +44,7 @@ def _fitted(codec: Any, shapes: Shapes) -> Any:
 
 def spread(scales: Tensor, sizes: list[int]) -> Tensor:
     """Repeat each tensor's scale for each of its values."""
-    return scales.repeat_interleave(scales.new_tensor(sizes).long(), output_size=sum(sizes))
+    # Not by way of the scales' own type: from 2**24 on a single-precision number skips sizes.
+    return scales.repeat_interleave(
+        torch.tensor(sizes, dtype=torch.int64, device=scales.device), output_size=sum(sizes)
+    )
