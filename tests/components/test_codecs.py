@@ -120,6 +120,14 @@ def test_a_sketch_reads_what_stands_out() -> None:
     assert float((decoded[[3, 700, 1999]] - move[[3, 700, 1999]]).abs().max()) < 0.5
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4, 5])
+def test_a_sketch_favours_no_sign(rows: int) -> None:
+    move = torch.randn(300, generator=torch.Generator().manual_seed(4))
+    codec = CODECS["count_sketch"](share=0.5, rows=rows, keep=1.0)
+    decoded, opposite = (codec.decode(codec.encode(m, Stream(("a",))), 300) for m in (move, -move))
+    assert torch.equal(decoded, -opposite)
+
+
 def test_a_sketch_of_a_sum_is_the_sum_of_sketches() -> None:
     codec = CODECS["count_sketch"]().fitted(((500,),))
     first, second = (torch.randn(500, generator=torch.Generator().manual_seed(n)) for n in (1, 2))

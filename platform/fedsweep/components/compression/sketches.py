@@ -59,7 +59,7 @@ class CountSketch(PackagedCodec):
     def decode(self, message: Payload, size: int) -> Tensor:
         table = message["table"]
         rows = [torch.from_numpy(row[cells] * signs) for row, (cells, signs) in self._read(table, size)]
-        values = torch.stack(rows).median(dim=0).values.to(table.dtype)
+        values = _median(torch.stack(rows)).to(table.dtype)
         number = min(size, max(1, math.ceil(self.keep * size - 1e-9)))
         places = values.abs().topk(number, sorted=False).indices
         return values.new_zeros(size).index_copy_(0, places, values[places])
@@ -80,3 +80,9 @@ class CountSketch(PackagedCodec):
             negative = (numbers * sign_factor + sign_offset) >> np.uint64(63)
             places.append((cells.astype(np.int64), 1.0 - 2.0 * negative.astype(np.float32)))
         return places
+
+
+def _median(rows: Tensor) -> Tensor:
+    """Return the median over the rows; of an even number of them the mean of the two in the middle."""
+    middle = rows.median(dim=0).values  # the lower one of two
+    return middle if len(rows) % 2 else (middle - (-rows).median(dim=0).values) / 2
