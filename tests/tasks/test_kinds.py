@@ -141,6 +141,15 @@ def test_outputs_and_padding_are_what_the_task_says(name: str) -> None:
         assert float(task.loss(torch.cat([outputs, outputs[:3]]), more)) == float(task.loss(outputs, targets))
 
 
+@pytest.mark.parametrize("name", ["next_token", "segmentation"])
+def test_a_batch_in_which_nothing_is_asked_has_no_loss_and_moves_nothing(name: str) -> None:
+    task, outputs, targets = CASES[name]
+    asked = outputs[:2].clone().requires_grad_()
+    loss = task.loss(asked, torch.full_like(targets[:2], -100))
+    (gradient,) = torch.autograd.grad(loss, asked)
+    assert float(loss.detach()) == 0 and not gradient.any()
+
+
 def test_strata_are_of_the_training_set() -> None:
     assert Regression(bins=4).strata(np.arange(8.0)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 0]])
@@ -157,6 +166,11 @@ def test_strata_are_of_the_training_set() -> None:
     [
         (Regression(), np.zeros(3, int), "must be floats"),
         (MultiLabel(target_shape=(2,)), np.full((3, 2), 2), "of 0 and 1"),
+        (Classification(num_classes=3), np.array([0, 3]), r"must lie in 0\.\.2, but one is 3"),
+        (Classification(num_classes=3), np.array([0, -1]), r"must lie in 0\.\.2, but one is -1"),
+        (Classification(num_classes=3), np.array([0, -100]), r"must lie in 0\.\.2, but one is -100"),
+        (NextToken(num_classes=3, target_shape=(2,)), np.full((3, 2), -100), "are -100 throughout"),
+        (Segmentation(num_classes=3, target_shape=(2, 2)), np.full((3, 2, 2), 0.5, np.float32), "must be integers"),
         (NextToken(num_classes=3, target_shape=(2,)), np.full((3, 2), 3), r"must lie in 0\.\.2"),
         (NextToken(num_classes=3, target_shape=(2,)), np.zeros(3, int), r"\[samples, positions\]"),
         (Segmentation(num_classes=3, target_shape=(2, 2)), np.zeros((3, 2), int), r"\[samples, height, width\]"),

@@ -109,7 +109,7 @@ def build_task(config: Config, dataset: Dataset) -> Task:
         DataError: The targets are not what the task learns.
     """
     shape = tuple(int(size) for size in dataset.train.targets.shape[1:])
-    item = bound(config, "scenario.task")
+    item, parts = bound(config, "scenario.task"), {"train": dataset.train, "test": dataset.test}
     if item is None:
         if not dataset.train.targets.size:
             raise DataError(
@@ -122,14 +122,17 @@ def build_task(config: Config, dataset: Dataset) -> Task:
                 f" each sample and num_classes={dataset.num_classes}, so they are no classes; name the task, e.g."
                 " scenario.task: {kind: regression}"
             )
-        return Classification(num_classes=dataset.num_classes)
-    of_inputs, parts = getattr(item.builder, "of_inputs", False), {"train": dataset.train, "test": dataset.test}
+        task: Task = Classification(num_classes=dataset.num_classes)
+        for part, samples in parts.items():
+            task.check(samples.targets, f"data set {dataset.name!r}: {part} targets")
+        return task
+    of_inputs = getattr(item.builder, "of_inputs", False)
     num_classes = dataset.num_classes
     if of_inputs:
         # Labels may stand beside; then partitions go by them.
         num_classes = num_classes if not shape and dataset.train.targets.dtype.kind in "iu" else 0
         shape = tuple(int(size) for size in dataset.train.inputs.shape[1:])
-    task: Task = item.build(num_classes=num_classes, target_shape=shape)
+    task = item.build(num_classes=num_classes, target_shape=shape)
     for part, samples in parts.items():
         if of_inputs:
             task.check(samples.inputs, f"data set {dataset.name!r}: {part} inputs")

@@ -116,16 +116,25 @@ class Task(Checked, ABC):
         return 1
 
 
-def require_integers(targets: NDArray[Any], below: int, where: str, *, what: str) -> None:
-    """Refuse targets that are no integers from 0 up to a number of classes; -100 means none.
+def require_integers(targets: NDArray[Any], below: int, where: str, *, what: str, gaps: bool = True) -> None:
+    """Refuse targets that are no integers from 0 up to a number of classes.
+
+    Args:
+        targets: [S, ...].
+        below: The number of classes.
+        where: For messages.
+        what: What one of them is, likewise.
+        gaps: Some, but not all of them, may be -100, which means none.
 
     Raises:
         DataError: The message says ``where``, and ``what`` one of them is.
     """
     if not np.issubdtype(targets.dtype, np.integer):
         raise DataError(f"{where} must be integers, each a {what}, but are {targets.dtype}")
-    odd = targets[(targets >= below) | ((targets < 0) & (targets != -100))]
+    is_none = (targets == -100) if gaps else np.zeros(targets.shape, bool)
+    odd = targets[(targets >= below) | ((targets < 0) & ~is_none)]
     if len(odd):
-        raise DataError(
-            f"{where} must lie in 0..{below - 1} (or be -100, which counts for nothing), but one is {odd[0]}"
-        )
+        none = " (or be -100, which counts for nothing)" if gaps else ""
+        raise DataError(f"{where} must lie in 0..{below - 1}{none}, but one is {odd[0]}")
+    if is_none.all():
+        raise DataError(f"{where} are -100 throughout, which counts for nothing: there must be a {what}")

@@ -43,6 +43,11 @@ class Classification(Task):
     def num_strata(self) -> int:
         return self.num_classes
 
+    def check(self, targets: NDArray[Any], where: str) -> None:
+        if targets.ndim != 1:
+            raise DataError(f"{where} must be one class for each sample, but are of shape {targets.shape}")
+        require_integers(targets, self.num_classes, where, what="class", gaps=False)
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets)
 
@@ -209,7 +214,7 @@ class NextToken(Task):
         require_integers(targets, self.num_classes, where, what="word's id")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=_NO_TARGET)
+        return _asked_loss(outputs.flatten(0, 1), targets.flatten())
 
     def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
         flat, wanted = outputs.flatten(0, 1), targets.flatten()
@@ -252,10 +257,11 @@ class Segmentation(Task):
     def check(self, targets: NDArray[Any], where: str) -> None:
         if targets.ndim != 3:
             raise DataError(f"{where} must be [samples, height, width], but are of shape {targets.shape}")
-        require_integers(targets.astype(np.int64, copy=False), self.num_classes, where, what="pixel's class")
+        masks = targets.view(np.uint8) if targets.dtype == bool else targets
+        require_integers(masks, self.num_classes, where, what="pixel's class")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, ignore_index=_NO_TARGET)
+        return _asked_loss(outputs, targets)
 
     def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
         num_classes = outputs.shape[1]
@@ -283,6 +289,12 @@ class Segmentation(Task):
         counts[:, 0] = 0
         strata: NDArray[np.int64] = counts.argmax(axis=1)
         return strata
+
+
+def _asked_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy over what is asked; 0 where nothing is: empty texts may make up a batch."""
+    loss = F.cross_entropy(outputs, targets, ignore_index=_NO_TARGET)
+    return torch.where((targets != _NO_TARGET).any(), loss, torch.zeros_like(loss))
 
 
 TASKS: Mapping[str, type[Task]] = {
