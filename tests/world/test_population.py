@@ -15,6 +15,7 @@ from fedsweep.engine.engine import Engine
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.clients import ClientColumns, client_profiles
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.unforeseen import why_unknown
 from fedsweep.finished.growth import grow
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.run_folder import RunFolder
@@ -135,6 +136,12 @@ def test_the_plan_asks_nobody_who_is_not_chosen() -> None:
     assert world.is_drawn and len(world.profiles) == len(world.indices) == MANY
     profile = world.profiles[123_456_789]
     assert profile.num_samples == 12 and profile.label_counts.sum() == 12 and profile.capability == 1.0
+
+
+@pytest.mark.parametrize(("perf", "told"), [("none", False), ("shifted", True)])
+def test_whether_costs_can_be_told_asks_nobody(perf: str, told: bool) -> None:
+    reason = why_unknown(experiment(availability={"kind": "capability", "perf": perf}))
+    assert (reason is not None and "clients' accuracies" in reason) is told
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, World, server_context
+from fedsweep.world.availability import KIND_SPEEDS, capabilities
 
 _PLANNING_SEAMS = ("selection", "submodels", "pacing")
 
@@ -33,9 +34,10 @@ def _asks_history(world: World) -> bool:
     availability, profiles = world.availability, world.profiles
     if availability is None:
         return False
-    able = ClientColumns.of(profiles).capabilities
+    # Of a drawn population one client of each capability stands for all: they are not compared, nor made here.
+    able = capabilities(len(KIND_SPEEDS)) if world.is_drawn else ClientColumns.of(profiles).capabilities
     poor, rich = (
-        availability.probability(1, capabilities=able, history=dict.fromkeys(range(len(profiles)), (value,) * 3))
+        availability.probability(1, capabilities=able, history=dict.fromkeys(range(len(able)), (value,) * 3))
         for value in (0.0, 1.0)
     )
     return not np.array_equal(poor, rich)
