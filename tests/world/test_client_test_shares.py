@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsweep.streams import stream
+from fedsweep.world.label_stats import shares_of as shares_by_owner
 from fedsweep.world.label_stats import test_owners as owners_of
 from fedsweep.world.label_stats import test_shares as shares_of
 
@@ -31,6 +32,10 @@ def test_whose_shares_are_rounded_up_is_drawn_class_by_class() -> None:
     sizes = [len(own) for own in shares_of(labels, counts_NC, stream(0, "test shares"))]
     assert sum(sizes) == 30
     assert max(sizes) < 6
+
+
+def test_a_client_has_the_samples_that_are_its_own() -> None:
+    assert [own.tolist() for own in shares_by_owner(np.array([2, -1, 0, 2]), 4)] == [[2], [], [0, 3], []]
 
 
 def test_the_seed_decides() -> None:

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from fedsweep.errors import InvariantError
 from fedsweep.world.label_stats import js_divergence, kl_divergence, label_counts, population
+from fedsweep.world.label_stats import test_owners as owners_of
 
 COUNTS = hnp.arrays(np.int64, 5, elements=st.integers(0, 50)).filter(lambda counts: counts.sum() > 0)
 
@@ -15,6 +18,16 @@ def test_label_counts_has_a_row_per_client_and_zeros_for_an_empty_one() -> None:
     parts = [np.array([1, 2]), np.array([], np.int64), np.array([0, 3])]
     assert label_counts(labels, parts, 4).tolist() == [[0, 0, 2, 0], [0, 0, 0, 0], [1, 1, 0, 0]]
     assert label_counts(labels, [np.array([], np.int64)], 2).tolist() == [[0, 0]]
+
+
+def test_clients_that_share_all_samples_are_counted_in_the_memory_of_one() -> None:
+    labels, all_of_them = np.arange(20_000) % 10, np.arange(20_000)
+    tracemalloc.start()
+    counts = label_counts(labels, (all_of_them,) * 50, 10)
+    assert owners_of((all_of_them,) * 50, labels, labels) is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert counts.tolist() == [[2000] * 10] * 50 and peak < 10 * all_of_them.nbytes
 
 
 def test_population_is_the_shares_of_all_samples() -> None:

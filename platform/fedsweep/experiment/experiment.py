@@ -29,7 +29,7 @@ from fedsweep.trees import FlatLayout, as_tensors, copied, layout_of, model_vect
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift, round_classes
-from fedsweep.world.label_stats import test_shares
+from fedsweep.world.label_stats import shares_of, test_shares
 from fedsweep.world.population import Drawn
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
 from fedsweep.world.topology import Star, Topology
@@ -282,7 +282,7 @@ class Experiment:
         """Each client's part of the test set, as indices into it: its own samples, or see :func:`test_shares`."""
         owners = self.world.test_owners
         if owners is not None:
-            return tuple(np.flatnonzero(owners == client) for client in range(len(self.world.profiles)))
+            return shares_of(owners, len(self.world.profiles))
         return test_shares(self.world.test_labels, self.label_counts_NC, stream(self.seed, "test shares"))
 
     @cached_property

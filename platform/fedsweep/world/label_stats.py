@@ -24,11 +24,12 @@ def label_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], 
         parts: Each client's sample indices; may overlap.
         num_classes: C.
     """
-    sizes = parts.sizes if isinstance(parts, Split) else [len(part) for part in parts]
-    if not sum(sizes):
-        return np.zeros((len(parts), num_classes), np.int64)
-    clients = np.repeat(np.arange(len(parts)), sizes)
-    cells = clients * num_classes + labels[parts.flat if isinstance(parts, Split) else np.concatenate(parts)]
+    if not isinstance(parts, Split):
+        # One by one: clients may all have the whole training set, which side by side would be it as many times.
+        counts = [np.bincount(labels[part], minlength=num_classes) for part in parts]
+        return np.array(counts, dtype=np.int64).reshape(len(parts), num_classes)
+    clients = np.repeat(np.arange(len(parts)), parts.sizes)
+    cells = clients * num_classes + labels[parts.flat]
     return np.bincount(cells, minlength=len(parts) * num_classes).reshape(len(parts), num_classes)
 
 
@@ -100,7 +101,7 @@ def test_shares(test_labels: np.ndarray, label_counts_NC: np.ndarray, draws: Str
     """
     num_clients, num_classes = label_counts_NC.shape
     generator = draws.numpy()
-    dealt: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    owners = np.full(len(test_labels), -1)
     for label in range(num_classes):
         members = generator.permutation(np.flatnonzero(test_labels == label))
         order = generator.permutation(num_clients)  # or rounding would favour the same clients in every class
@@ -108,9 +109,14 @@ def test_shares(test_labels: np.ndarray, label_counts_NC: np.ndarray, draws: Str
         if not cumulative[-1]:
             continue
         ends = (2 * cumulative * len(members) + cumulative[-1]) // (2 * cumulative[-1])  # in whole numbers, halves up
-        for client, own in zip(order.tolist(), np.split(members, ends[:-1]), strict=True):
-            dealt[client].append(own)
-    return tuple(np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64) for parts in dealt)
+        owners[members] = np.repeat(order, np.diff(ends, prepend=0))
+    return shares_of(owners, num_clients)
+
+
+def shares_of(owners: NDArray[np.int64], num_clients: int) -> tuple[NDArray[np.int64], ...]:
+    """Return each client's test samples, ascending, from each one's owner [T]; -1: nobody."""
+    order = np.argsort(owners, kind="stable")
+    return tuple(np.split(order, np.searchsorted(owners[order], np.arange(num_clients)))[1:])
 
 
 def test_owners(
@@ -129,6 +135,8 @@ def test_owners(
     """
     if groups is None or test_groups is None:
         return None
+    if len(parts) > 1 and not isinstance(parts, Split) and all(part is parts[0] for part in parts):
+        return None  # each has all samples, which side by side would be these as many times
     sizes = parts.sizes if isinstance(parts, Split) else [len(part) for part in parts]
     trained = groups[parts.flat if isinstance(parts, Split) else np.concatenate(parts)]
     names, numbers = np.unique(np.concatenate([trained, test_groups]), return_inverse=True)
