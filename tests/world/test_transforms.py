@@ -1,5 +1,6 @@
 import math
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,17 @@ def test_a_resized_crop_equals_cropping_then_interpolating() -> None:
         crop = raw[index : index + 1, :, top : top + height, left : left + width]
         expected = torch.nn.functional.interpolate(crop, size=(10, 12), mode="bilinear", align_corners=False)
         assert torch.allclose(result[index : index + 1], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", [4, 5])
+def test_pictures_that_are_no_larger_than_their_border_are_refused(side: int) -> None:
+    with pytest.raises(ConfigError, match="but data set 'own' has 4 x 4") if side == 4 else nullcontext():
+        build_transform("dynamicfl", dataset(side=side))
+
+
+def test_every_transform_but_unchanged_is_for_pictures() -> None:
+    kinds = [kind for kind in Transform.__subclasses__() if kind.__module__ == Transform.__module__]
+    assert [kind.__name__ for kind in kinds if not kind.pictures] == ["Unchanged"]
 
 
 def test_an_unknown_transform_gives_the_nearest_name() -> None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsweep.errors import InvariantError
+from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.trees import Inputs, each
 from fedsweep.world.data.record import Dataset
 
@@ -159,6 +159,8 @@ class FlipRotateJitterCrop(Transform):
         jitter: Brightness and contrast factors come from ``1 - jitter .. 1 + jitter``.
         min_area: Smallest share of the image's area that a crop keeps, in (0, 1].
     """
+
+    pictures: ClassVar[bool] = True
 
     random: bool = field(default=True, init=False)
     normalize: Normalize
@@ -306,7 +308,7 @@ _NIID_BENCH_CONSTANTS = {
 def _dynamicfl(dataset: Dataset) -> Transform:
     """DynamicFL: flip and crop for colour images; grey ones are normalised only (section 8)."""
     normalize = _constants(dataset, _DYNAMICFL_CONSTANTS)
-    return FlipCrop(normalize=normalize) if dataset.num_channels == 3 else normalize
+    return _flip_crop(dataset, normalize) if dataset.num_channels == 3 else normalize
 
 
 def _dynafed(dataset: Dataset) -> Transform:
@@ -326,8 +328,19 @@ def _niid_bench(dataset: Dataset) -> Transform:
     mean, std = _NIID_BENCH_CONSTANTS.get(dataset.name, none)
     normalize = Normalize(scale=dataset.scale, mean=mean, std=std)
     if dataset.name == "cifar10":
-        return FlipCrop(normalize=normalize)
-    return FlipCrop(normalize=normalize, black=True, max_degrees=15.0) if dataset.name == "cifar100" else normalize
+        return _flip_crop(dataset, normalize)
+    return _flip_crop(dataset, normalize, black=True, max_degrees=15.0) if dataset.name == "cifar100" else normalize
+
+
+def _flip_crop(dataset: Dataset, normalize: Normalize, *, black: bool = False, max_degrees: float = 0.0) -> FlipCrop:
+    transform = FlipCrop(normalize=normalize, black=black, max_degrees=max_degrees)
+    if dataset.pixels is not None and min(dataset.image_shape[1:]) <= transform.padding:
+        height, width = dataset.image_shape[1:]
+        raise ConfigError(
+            f"scenario.transform widens pictures by {transform.padding} pixels, which must be fewer than they have,"
+            f" but data set {dataset.name!r} has {height} x {width}; set scenario.transform to normalize"
+        )
+    return transform
 
 
 TRANSFORMS: dict[str, Callable[[Dataset], Transform]] = {
