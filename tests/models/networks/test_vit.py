@@ -74,6 +74,11 @@ def test_wrong_options_are_refused(options: dict[str, object], message: str) -> 
         vit(**options)
 
 
+def test_rows_of_numbers_are_no_pictures() -> None:
+    with pytest.raises(ConfigError, match=r"'vit_tiny' needs pictures .* but a sample is \[10\]"):
+        vit((10,))
+
+
 def test_attention_of_the_full_model_is_torchs_multi_head_attention() -> None:
     model = vit().double()
     block = model.get_submodule("blocks.0")

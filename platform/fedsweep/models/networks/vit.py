@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.attention import AttentionBlock, SelfAttention
-from fedsweep.models.network import InputShape, LinearHeadNetwork
+from fedsweep.models.network import InputShape, LinearHeadNetwork, image_shape
 from fedsweep.models.unit_groups import UnitGroup, unit_group
 from fedsweep.parameters.ranges import Count
 
@@ -119,7 +119,7 @@ def patch_side(input_shape: InputShape, patch_size: int = 0) -> int:
     Raises:
         ConfigError: The size does not divide both, or none can be derived.
     """
-    channels, height, width = input_shape
+    channels, height, width = image_shape("vit_tiny", input_shape)
     shape = f"{channels}x{height}x{width}"
     if patch_size:
         if patch_size < 1 or height % patch_size or width % patch_size:
