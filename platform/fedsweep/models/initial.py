@@ -91,7 +91,7 @@ def read_weights(
     if sha256 is not None and digest != sha256:
         raise DataError(
             f"{key}: {file} has the SHA-256 {digest}, but the configuration was made with {sha256}; put the former file"
-            " there, or remove {key.rpartition('.')[0]}.{'init' if key == _KEY else 'base'}_sha256"
+            f" there, or remove {key.rpartition('.')[0]}.{'init' if key == _KEY else 'base'}_sha256"
         )
     try:
         tensors: Mapping[str, Tensor] = load(data)
