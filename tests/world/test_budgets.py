@@ -118,7 +118,9 @@ def test_budgets_are_read_from_csv(tmp_path: Path, text: str) -> None:
     assert values.client_budgets(HIGH, LOW).tolist() == [5.0, 6.0, 7.0]
 
 
-@pytest.mark.parametrize("text", ["", "1,2,3\n", "5\nsix\n", "0,5\n0,6\n", "0,5\n2,6\n", "1\n2,3\n", "5\nnan\n"])
+@pytest.mark.parametrize(
+    "text", ["", "1,2,3\n", "5\nsix\n", "0,5\n0,6\n", "0,5\n2,6\n", "1\n2,3\n", "5\nnan\n", '"' + "1" * 200_000]
+)
 def test_damaged_csv_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "budgets.csv").write_text(text)
     with pytest.raises(DataError, match=r"budgets\.csv must"):

@@ -335,7 +335,10 @@ BUDGETS: Mapping[str, type[Budget]] = {
 
 
 def _read_csv(path: str) -> tuple[float, ...]:
-    lines = [row for row in csv.reader(read_text("scenario.budgets.clients", path).splitlines()) if row]
+    try:
+        lines = [row for row in csv.reader(read_text("scenario.budgets.clients", path).splitlines()) if row]
+    except csv.Error as error:
+        raise DataError(f"{path} must be a CSV file, but: {error}; correct it") from error
     if lines and not any(map(_is_number, lines[0])):
         lines = lines[1:]
     width = len(lines[0]) if lines else 0
