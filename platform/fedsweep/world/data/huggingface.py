@@ -70,9 +70,9 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     used = source.used()
     labels = source.column("label", used[0])
     # Which column and which split is what, is no matter of the files.
-    said = hashlib.blake2b(repr(sorted(source.options.items())).encode(), digest_size=6).hexdigest()
+    choice = hashlib.blake2b(repr(sorted(source.options.items())).encode(), digest_size=6).hexdigest()
     arrays = cached_arrays(
-        f"hf-pictures-{image_size or 'own'}-{said}",
+        f"hf-pictures-{image_size or 'own'}-{choice}",
         sources=[Path(file["filename"]) for part in used for file in part.cache_files],
         decode=lambda: _decoded(source, used, image_size=image_size),
     )
