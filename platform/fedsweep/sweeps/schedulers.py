@@ -231,7 +231,7 @@ class ProposedTrials(Feed):
         if self._leftover:
             return self._begin(trial_id, self._leftover.pop(0))
         trials = [entry.trial for entry in self._prepared.entries]
-        visible = [trial.number for trial in trials[: len(trials) + 1 - self._at_once]]
+        visible = [trial.number for trial in trials[: max(0, len(trials) + 1 - self._at_once)]]
         if len(trials) >= self._prepared.most:
             return Searcher.FINISHED
         if not self._ended.issuperset(visible):

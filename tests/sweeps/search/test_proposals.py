@@ -36,7 +36,7 @@ def play(
     config = load_config({"sweep": {"space": space, "search": "optuna", "samples": count, **sweep}})
     search, trials = Search(config), [*(begun or [])]
     while len(trials) < count:
-        visible = trials[: len(trials) + 1 - at_once]
+        visible = trials[: max(0, len(trials) + 1 - at_once)]
         values = search.next_values(trials, {trial.number: measure(trial) for trial in visible})
         if values is None:
             break
