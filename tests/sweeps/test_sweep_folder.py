@@ -45,6 +45,14 @@ def test_resume_without_a_file_takes_the_address_alone(tmp_path: Path, capsys: p
     assert main([*words, "runtime.address=auto"]) == 0
 
 
+def test_an_overwritten_sweep_leaves_nothing_that_the_next_would_add_to(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "s", {"sweep": {"space": {"seed": {"grid": [0]}}}})
+    for name in ("summary.json", "optuna.log", "elapsed.json", "mlflow.json", "notes.txt"):
+        (folder.path / name).write_text("earlier")
+    folder.create(SweepPlan(config_tree={}, trials=()), config_yaml=None, overwrite=True)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "sweep.json"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]"], ids=["none", "cut", "deep", "list"])
 def test_a_plan_that_is_none_is_an_error_that_names_it(text: str, tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(text)

@@ -26,6 +26,7 @@ from fedsweep.sweeps.budget.study_clock import ELAPSED
 from fedsweep.sweeps.space import Trial, canonical
 
 SUMMARY, TABLE = "summary.json", "summary.parquet"
+STUDY_FILE = "optuna.log"
 # Ray Tune's own files; hidden, so that no one takes them for runs.
 TUNE = ".tune"
 # Keys that may change when a sweep goes on: the cluster that it was begun on may be gone, and a study may get more.
@@ -208,7 +209,7 @@ class SweepFolder:
             if folder.is_dir() and not folder.is_symlink():
                 shutil.rmtree(folder)
         shutil.rmtree(self.path / TUNE, ignore_errors=True)
-        for name in (SUMMARY, TABLE, TRACKING, RAY_LOG, ELAPSED, CONFIG, PLAN):
+        for name in (SUMMARY, TABLE, STUDY_FILE, TRACKING, RAY_LOG, ELAPSED, CONFIG, PLAN):
             (self.path / name).unlink(missing_ok=True)
 
 

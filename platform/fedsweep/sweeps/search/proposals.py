@@ -27,13 +27,13 @@ from fedsweep.sweeps.space import (
     setting_space,
     setting_spaces,
 )
+from fedsweep.sweeps.sweep_folder import STUDY_FILE
 from fedsweep.sweeps.trial import BY_SCHEDULER, TESTED, TuneReport, metric_values
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.config.sweep import SpaceEntry
 
-STUDY_FILE = "optuna.log"
 _STUDY = "fedsweep"
 # The parameter of Optuna's study that names the setting.
 _SETTING = "setting"
