@@ -69,6 +69,24 @@ def test_the_plan_is_gone_on_by_and_extended_again(tiny: TinySweep, done: Path, 
     assert not (path / "0001-seed=0").exists()
 
 
+def test_a_run_that_took_the_place_of_another_codes_is_kept_by_the_next_extension(
+    tiny: TinySweep, done: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(done, path)
+    result = path / "0001-seed=0" / "result.json"
+    fresh = result.read_text()
+    result.write_text(fresh.replace('"fedsweep/engine": "', '"fedsweep/engine": "x'))
+    first = extended(path, tiny(SEEDS, rounds=1))
+    assert folders(first) == ["0003-seed=0", "0004-seed=1"] and first.plan.beside == ("0001-seed=0",)
+    first.write_extension()
+    shutil.copytree(path / "0001-seed=0", path / "0003-seed=0")
+    (path / "0003-seed=0" / "result.json").write_text(fresh)
+    again = extended(path, tiny(SEEDS, rounds=1))
+    assert folders(again) == ["0003-seed=0", "0005-seed=1"] and again.plan.beside == ("0001-seed=0",)
+    assert again.extended.startswith("1 finished trials kept, 1 to run; 1 that this configuration has no trial for")
+
+
 def test_what_can_not_be_extended_is_refused(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="known beforehand"):
         extended(done, tiny({"training.optimizer.lr": {"uniform": [0.1, 0.2]}}, scheduler="pbt", samples=2))

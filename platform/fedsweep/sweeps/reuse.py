@@ -69,22 +69,25 @@ def extended(
     if plan.request:
         raise ConfigError(f"{folder.path} holds a table; fedsweep reproduce --resume goes on with it")
     before = [*(trial.folder for trial in plan.trials), *plan.beside]
-    folders_by_hash = dict(_found(folder, before))
+    # Several: one that other code made stays beside the run that took its place.
+    folders_by_hash: dict[str, list[str]] = {}
+    for digest, name in _found(folder, before):
+        folders_by_hash.setdefault(digest, []).append(name)
     highest = max((_number(name) for name in before), default=0)
     trials, others = [], dict[str, str]()
     for entry in entries:
-        trial, name = entry.trial, folders_by_hash.get(entry.user_config.hash())
-        changed = "" if name is None or allow_changed_code else other_code(folder.path / name, entry.sources)
-        if name is not None and changed:
-            others[name] = changed
-            name = None
-        elif name is not None:
-            del folders_by_hash[entry.user_config.hash()]
-        if name is None:
+        trial, there = entry.trial, folders_by_hash.get(entry.user_config.hash(), [])
+        changed = {n: "" if allow_changed_code else other_code(folder.path / n, entry.sources) for n in there}
+        kept = next((name for name in there if not changed[name]), None)
+        if kept is not None:
+            there.remove(kept)
+        else:
+            others |= changed
             highest += 1
-            name = f"{highest:04d}-{trial.folder.partition('-')[2]}"
+        name = kept or f"{highest:04d}-{trial.folder.partition('-')[2]}"
         trials.append(replace(trial, number=_number(name), folder=name))
-    num_finished, beside = sum(folder.has_finished(trial) for trial in trials), tuple(folders_by_hash.values())
+    num_finished = sum(folder.has_finished(trial) for trial in trials)
+    beside = tuple(itertools.chain.from_iterable(folders_by_hash.values()))
     aside = f"; {len(beside)} that this configuration has no trial for, beside them" if beside else ""
     if others:
         aside += f"; {len(others)} of them by other code ({next(iter(others.values()))}), which {ALLOW} would keep"
