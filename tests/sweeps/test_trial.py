@@ -150,6 +150,19 @@ def test_a_trial_that_the_scheduler_ends_has_finished_with_a_model(
     assert not (tmp_path / "t" / ENDED_BY_SCHEDULER).exists()
 
 
+def test_a_trial_whose_process_died_before_it_heard_of_the_schedulers_end_can_be_put_away(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
+) -> None:
+    entry = entry_of({"seed": {"grid": [3]}})
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / ENDED_BY_SCHEDULER).touch()
+    trial = trial_of(entry, tmp_path / "t")
+    trial.step()
+    trial.end_early()
+    assert RunFolder(tmp_path / "t").read_result()["status"] == "killed"
+    assert played(trial_of(entry, tmp_path / "t"))[-1]["round"] == 3
+
+
 def test_a_finished_trial_only_says_its_last_round_again(
     tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:

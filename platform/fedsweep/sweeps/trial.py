@@ -70,7 +70,8 @@ class TrialSpec:
         resource: What a scheduler rations.
         config_hash: Names checkpoints instead of the configuration's own hash, so that trials may exchange them.
         allow_changed_code: Go on from checkpoints of other sources.
-        most: What it may spend of the study's budget, where that has no more room for it; None: as much as it takes.
+        most: What it may spend of the study's budget, where that has no more room for it; None, and 0 of one of its
+            limits: as much as it takes.
         report_every_s: Rounds that end within so many seconds are reported as one, where nothing is decided by rounds.
     """
 
@@ -202,6 +203,8 @@ class ActiveTrial:
         check_no_link(self._spec.folder)
         self._stack.enter_context(sole_writer(self._spec.folder, patience_s=_PATIENCE_S))
         self._is_ours = True
+        # Of a process that died before it heard of it: an interruption would now be taken for the scheduler's end.
+        (self._spec.folder / ENDED_BY_SCHEDULER).unlink(missing_ok=True)
         config = self._spec.load_config()
         plan = plan_run(config, self._find_dataset(config), config_hash=self._spec.config_hash)
         if self._spec.most is not None:
@@ -284,7 +287,9 @@ def _limited(plan: Plan, most: Spending) -> Plan:
     stop = training.stop
     stop = replace(
         stop,
-        total_bytes=min(limit for limit in (most.total_bytes or None, stop.total_bytes) if limit is not None),
+        total_bytes=min(
+            (limit for limit in (most.total_bytes or None, stop.total_bytes) if limit is not None), default=None
+        ),
         sim_time_s=min(
             (limit for limit in (most.sim_time_s or None, stop.sim_time_s) if limit is not None), default=None
         ),
