@@ -90,6 +90,19 @@ def test_a_copy_that_broke_off_is_cleared_of_what_the_folder_dropped_since(tmp_p
     assert texts(there) == texts(folder)
 
 
+def test_what_is_cleared_before_the_first_copy_is_gone_there_too(tmp_path: Path) -> None:
+    folder, there = tmp_path / "here", tmp_path / "there"
+    write(folder, first="1", o1="a", **{"result.json": "finished", "config.yaml": "old"})
+    Mirror(folder, LocalFileSystem(), str(there)).push()
+    write(there, notes="mine")
+    mirror = Mirror(folder, LocalFileSystem(), str(there))
+    mirror.trust()
+    (folder / "result.json").unlink()
+    write(folder, **{"config.yaml": "new"})
+    mirror.push()
+    assert texts(there) == {**texts(folder), "notes": "mine"} and "result.json" not in texts(there)
+
+
 def test_a_file_that_is_replaced_while_the_folder_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,11 +77,15 @@ class Mirror:
         return True
 
     def trust(self) -> None:
-        """Take objects of checkpoints that the copy has with their size for copied, and the rest for old."""
+        """Take objects of checkpoints that the copy has with their size for copied, and the rest for old.
+
+        What both have is removed from the copy, too, when it goes here; what the copy alone has is somebody else's, but
+        for parts of checkpoints.
+        """
         local = self._local()
         for name, size in self.listing().items():
             is_same = _is_object(name) and name in local and local[name].size == size
-            if is_same or _is_of_checkpoint(name):
+            if name in local or _is_of_checkpoint(name):
                 # One that is not in the folder is known here so that it is removed.
                 self._copied[name] = local[name] if is_same else _Stamp(-1, -1, -1)
 
