@@ -14,6 +14,7 @@ import pytest
 from fedsweep import sweep
 from fedsweep.config.load import load_config
 from fedsweep.config.sweep import StudyBudget
+from fedsweep.driver.run import plan_run
 from fedsweep.errors import ConfigError
 from fedsweep.runs.files import TAKEN_OVER
 from fedsweep.runs.find import find_runs
@@ -23,7 +24,7 @@ from fedsweep.sweeps.budget.study_clock import ELAPSED, StudyClock, elapsed_seco
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.sweep_folder import SweepFolder
-from fedsweep.sweeps.trial import ActiveTrial
+from fedsweep.sweeps.trial import ActiveTrial, _limited
 
 TinySweep = Callable[..., dict[str, Any]]
 SEEDS = {"seed": {"grid": [0, 1, 2, 3]}}
@@ -61,6 +62,19 @@ def test_plans_are_what_trials_come_to_spend(tmp_path: Path, tiny: TinySweep) ->
     assert [cost.sim_time_s for cost in planned] == pytest.approx([result["sim_time_s"] for result in results])
     assert [cost.is_exact for cost in planned[::2]] == [True, False, True, True]  # SCAFFOLD sends more than models
     assert study.spent.total_bytes == sum(result["total_bytes"] for result in results)
+
+
+def test_an_estimated_trial_is_held_to_what_the_study_limits_alone(tmp_path: Path, tiny: TinySweep) -> None:
+    def stop_of(**budget: Any) -> tuple[int | None, float | None]:
+        tree = tiny({"method": {"grid": [{"name": "scaffold"}]}}, more=SKEWED, budget=budget)
+        study = prepared(tree, tmp_path / "s")
+        spec = study.describe(study.entries[0])["spec"]
+        stop = _limited(plan_run(study.entries[0].config), spec.most).experiment.training.stop
+        return stop.total_bytes, stop.sim_time_s
+
+    by_bytes, by_time = stop_of(total_bytes="1 GB"), stop_of(sim_time_s=1e9)
+    assert by_bytes[0] and by_bytes[1] is None
+    assert by_time[1] and by_time[0] is None
 
 
 def test_a_limit_of_the_trial_itself_is_in_its_plan(tmp_path: Path, tiny: TinySweep) -> None:

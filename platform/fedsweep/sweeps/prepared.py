@@ -289,8 +289,10 @@ class PreparedSweep:
         """Return what a trial may spend at most, where its costs are no more than estimated: 1 % more than that."""
         if self.allowance is None or self.folder.has_finished(entry.trial):
             return None
-        planned = self.allowance.planned(entry)
-        most_bytes, most_s = int(planned.total_bytes * _TOLERANCE), planned.sim_time_s * _TOLERANCE
+        planned, limited = self.allowance.planned(entry), self.allowance.budget.costs
+        # What the study does not limit, a trial may spend as much of as it takes.
+        most_bytes = int(planned.total_bytes * _TOLERANCE) if "total_bytes" in limited else 0
+        most_s = planned.sim_time_s * _TOLERANCE if "sim_time_s" in limited else 0.0
         return None if planned.is_exact else replace(planned, total_bytes=most_bytes, sim_time_s=most_s)
 
     def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:
