@@ -184,8 +184,9 @@ class _Upload(io.BytesIO):
 
     def close(self) -> None:
         if not self.closed:
-            self._send(self.getvalue())
-        super().close()
+            data = self.getvalue()
+            super().close()  # first: one that is not closed yet is closed again when it goes, and would be sent again
+            self._send(data)
 
 
 def _plain(infos: Sequence[fs.FileInfo]) -> list[_Info]:
