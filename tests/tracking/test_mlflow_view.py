@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -103,3 +104,14 @@ def _answer(url: str, server: subprocess.Popen[bytes]) -> int:
         except OSError:
             time.sleep(0.3)
     raise AssertionError(f"no answer; the server's exit status is {server.poll()}")
+
+
+def test_a_store_in_a_folder_with_a_number_sign_is_the_one_that_is_read(tmp_path: Path) -> None:
+    (folder := tmp_path / "exp#1").mkdir()
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as db:
+        db.execute("CREATE TABLE runs (experiment_id, lifecycle_stage, start_time)")
+        db.execute("CREATE TABLE experiment_tags (experiment_id, key)")
+        db.execute("INSERT INTO runs VALUES (7, 'active', 1)")
+        db.commit()
+    assert "/#/experiments/7/runs" in pages_address(5123, folder / "mlflow.db")
+    assert [path.name for path in tmp_path.iterdir()] == ["exp#1"]

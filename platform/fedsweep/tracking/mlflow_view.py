@@ -34,7 +34,7 @@ def pages_address(port: int, path: Path) -> str:
     home = f"http://127.0.0.1:{port}"
     with (
         contextlib.suppress(sqlite3.Error),
-        contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db,
+        contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db,
     ):
         newest = "SELECT experiment_id FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time DESC LIMIT 1"
         experiment = db.execute(newest).fetchone()
