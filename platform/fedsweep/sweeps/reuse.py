@@ -78,13 +78,13 @@ def extended(
     for entry in entries:
         trial, there = entry.trial, folders_by_hash.get(entry.user_config.hash(), [])
         changed = {n: "" if allow_changed_code else other_code(folder.path / n, entry.sources) for n in there}
-        kept = next((name for name in there if not changed[name]), None)
-        if kept is not None:
-            there.remove(kept)
+        own_name = next((name for name in there if not changed[name]), None)
+        if own_name is not None:
+            there.remove(own_name)
         else:
             others |= changed
             highest += 1
-        name = kept or f"{highest:04d}-{trial.folder.partition('-')[2]}"
+        name = own_name or f"{highest:04d}-{trial.folder.partition('-')[2]}"
         trials.append(replace(trial, number=_number(name), folder=name))
     num_finished = sum(folder.has_finished(trial) for trial in trials)
     beside = tuple(itertools.chain.from_iterable(folders_by_hash.values()))
