@@ -29,6 +29,11 @@ def test_the_deviation_is_the_same_in_whatever_order_the_seeds_come() -> None:
     assert deviation([1e200, 3e200]) == math.inf
 
 
+def test_an_interval_does_not_depend_on_the_order_of_the_seeds() -> None:
+    values = [0.61, 0.58, 0.66, 0.7, 0.63, 0.52, 0.67]
+    assert estimate(values) == estimate(values[::-1])
+
+
 def test_the_same_values_give_the_same_interval() -> None:
     values = [0.1, 0.5, 0.4, 0.8]
     assert estimate(values) == estimate(values)

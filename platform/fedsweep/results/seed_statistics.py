@@ -107,13 +107,13 @@ def estimate(values: Iterable[float | None]) -> Estimate:
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Compute the percentile interval of the mean of at least two values."""
+    """Compute the percentile interval of the mean of at least two values, whatever their order."""
     from scipy.stats import bootstrap as resample
 
     # Not keyed by the run: a report of a sweep's folder must print the sweep's own interval.
     generator = stream(0, "bootstrap").numpy()
     interval = resample(
-        (np.asarray(values, dtype=np.float64),),
+        (np.sort(np.asarray(values, dtype=np.float64)),),  # what is drawn are places among them
         np.mean,
         n_resamples=_RESAMPLES,
         confidence_level=CONFIDENCE,
