@@ -200,6 +200,11 @@ def test_clients_that_cannot_be_are_passed_over() -> None:
     assert participation_charts(view(), 5) == []
 
 
+def test_a_last_cell_of_fewer_clients_is_as_full_as_its_clients_are() -> None:
+    (chart,) = participation_charts(view(round=[1], cohort=[list(range(161))], high_frequency=[None]), 161)
+    assert cells(chart) == [[100]] * 81
+
+
 def test_the_best_of_each_setting_comes_first() -> None:
     accuracies = {0: 0.1, 1: 0.9, 2: None, 3: 0.5}
     assert interesting_first(accuracies, [[0, 1], [2, 3]]) == [1, 3, 0, 2]

@@ -141,14 +141,15 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
         return []
     count = num_clients or largest + 1
     per_client, per_round = -(-count // _MOST_CLIENTS), -(-len(cohorts) // _MOST_ROUNDS)
-    shape = (-(-count // per_client), -(-len(cohorts) // per_round))
+    # The last cells may have fewer clients, or rounds, than the others.
+    sizes = [np.diff([*range(0, n, step), n]) for n, step in ((count, per_client), (len(cohorts), per_round))]
 
     def shares(members: Sequence[Sequence[int] | None]) -> np.ndarray:
-        sums = np.zeros(shape)
+        sums = np.zeros([*map(len, sizes)])
         for place, clients in enumerate(members):
             cells = [client // per_client for client in clients or () if 0 <= client < count]
             np.add.at(sums[:, place // per_round], cells, 1)
-        return np.minimum(1, sums / (per_client * per_round))
+        return np.minimum(1, sums / np.outer(*sizes))
 
     layers, hint = {"in the cohort": shares(cohorts)}, ""
     if any(there is not None for there in present):
