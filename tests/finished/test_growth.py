@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsweep.api import run
-from fedsweep.driver.run import plan_run, run_plan
+from fedsweep.driver.run import plan_run, resumable, run_plan
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
@@ -93,6 +93,19 @@ def test_a_run_whose_growth_was_cut_off_resumes_to_the_new_number(tmp_path: Path
     assert grow(short, rounds=6).training.rounds == 6
     (short / "result.json").unlink()
     assert same(grown(short, 6), begun(tmp_path / "long", rounds=6))
+
+
+@pytest.mark.parametrize("where", ["write_config", "write_result"])
+def test_a_kill_in_the_midst_of_growth_leaves_no_longer_run_that_has_finished(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = begun(tmp_path / "short")
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(RunFolder, where, lambda *unused: (_ for _ in ()).throw(KeyboardInterrupt))
+        grow(short, rounds=6)
+    config, has_finished = resumable(short)
+    assert config.training.rounds == 4 and has_finished == (where == "write_result")
+    assert grow(short, rounds=6).training.rounds == 6 and not resumable(short)[1]
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,11 @@ def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Conf
         raise ConfigError(refusal(folder, changed))
     with sole_writer(folder):
         # In this order: a checkpoint is known by its configuration, and the shorter one's must be taken from now on.
+        # And a longer run that says that it has finished would never be gone on with.
         write_earlier(folder, [*read_earlier(folder), resolve(config).hash()])
-        run.write_config(plan.to_yaml())
         if result:
             run.write_result({**result, "status": "killed", "reason": f"to go on to {rounds} rounds"})
+        run.write_config(plan.to_yaml())
     return load_config(folder / CONFIG)
 
 
