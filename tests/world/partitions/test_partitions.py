@@ -332,7 +332,7 @@ def test_a_mixture_of_one_kind_has_its_sizes() -> None:
             [IID, {"share": 1, "kind": "mixture", "of": [SKEW, {**SKEW, "dirichlet_alpha": -1}]}],
             r"^scenario\.partition\.of\[1\]\.of\[1\]\.dirichlet_alpha must be",
         ),
-        ([IID, {"share": 1, "kind": "drawn"}], r"of\[1\]: DrawnClients lets clients share samples"),
+        ([IID, {"share": 1, "kind": "drawn"}], r"of\[1\]: this kind lets clients share samples"),
         (
             [IID, {"share": 1, "kind": "mixture", "of": [{**SKEW, "alpha": 1}]}],
             r"^scenario\.partition\.of\[1\]\.of\[0\]\.alpha: unknown parameter",

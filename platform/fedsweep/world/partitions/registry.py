@@ -41,10 +41,10 @@ class Mixture(Partition):
             raise ConfigError("scenario.partition.of must name at least one kind, but is empty")
         for number, part in enumerate(self.of):
             check_value(f"scenario.partition.of[{number}].share", part["share"], Positive)
-            if getattr(part["kind"], "draws_clients", False):
+            if part["kind"].draws_clients:
                 raise ConfigError(
-                    f"scenario.partition.of[{number}]: {type(part['kind']).__name__} lets clients share samples, which"
-                    " parts of a mixture can't; take it alone, or name another kind"
+                    f"scenario.partition.of[{number}]: this kind lets clients share samples, which parts"
+                    " of a mixture can't; take it alone, or name another kind"
                 )
 
     def split(
