@@ -125,7 +125,7 @@ def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
 
 
 def executors(builder: Callable[..., FederatedMethod]) -> str:
-    """Return the executors that a method knows, in words; tried in milliseconds, with the small figures of its card."""
+    """Return the executors that a method knows, in words; tried in milliseconds, with its card's small parameters."""
     from fedsweep.driver.run import one_thread
 
     card = card_of(builder)
