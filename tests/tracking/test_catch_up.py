@@ -7,9 +7,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,8 @@ from fedsweep.cli import main
 from fedsweep.driver.observers import Observer
 from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
-from fedsweep.tracking import mlflow_observer
+from fedsweep.runs.background import BackgroundCall
+from fedsweep.tracking import mlflow_observer, mlflow_run, mlflow_view
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import sqlite_uri
 from fedsweep.tracking.mlflow_sync import FolderSync
@@ -157,6 +160,34 @@ def test_a_second_writer_takes_over_and_nothing_is_there_twice(store: Path, tmp_
     second.log_points([Point("loss", 0.5, 2001, 2)], {})
     second.end("finished")
     assert points(store) == {("loss", 1): 1, ("loss", 2): 1}
+
+
+@pytest.mark.slow
+def test_a_call_that_was_given_up_begins_no_run_beside_the_next_ones(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's store answers again after the run has stopped waiting for it, while ``sync`` sends the folder."""
+    asked, answers, view = threading.Event(), threading.Event(), mlflow_view.save_view
+    earlier = {*threading.enumerate()}
+
+    def silent(*arguments: Any) -> None:
+        monkeypatch.setattr(mlflow_run, "save_view", view)
+        asked.set()
+        answers.wait()
+
+    class Impatient(Observer):
+        def round_done(self, record: RoundRecord) -> None:
+            monkeypatch.setattr(BackgroundCall.wait, "__kwdefaults__", {"silent_s": 0.1, "at_most_s": 60.0})
+
+    monkeypatch.setattr(mlflow_run, "save_view", silent)
+    api.run("tiny.yaml", out="run", observers=[Impatient()])
+    (call,) = {*threading.enumerate()} - earlier
+    asked.wait()
+    monkeypatch.setattr(BackgroundCall.wait, "__kwdefaults__", {"silent_s": 60.0, "at_most_s": 60.0})
+    assert main(["sync", "run"]) == 0
+    answers.set()
+    call.join()
+    assert set(points(store).values()) == {1} and runs(store) == ["FINISHED"]
 
 
 def test_sweeps_are_completed_by_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,8 @@ from fedsweep.errors import ResourceError
 # How long anybody waits for a call that neither returns nor computes, and how long in all.
 SILENT_S, AT_MOST_S = 10.0, 60.0
 _POLL_S = 0.25
+# The call that the present thread makes.
+_present = threading.local()
 _T = TypeVar("_T")
 
 
@@ -32,10 +34,12 @@ class BackgroundCall(Generic[_T]):
         self._call = call
         self._result: list[_T] = []
         self._error: BaseException | None = None
+        self._is_given_up = False
         self._thread = threading.Thread(target=self._work, name="fedsweep-tracking", daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
+        _present.call = self
         try:
             self._result.append(self._call())
         except BaseException as error:  # raised where it is waited for
@@ -50,7 +54,7 @@ class BackgroundCall(Generic[_T]):
             at_most_s: How long it may take in all; None: for ever.
 
         Raises:
-            NoAnswer: It took longer. It goes on, but for nobody.
+            NoAnswer: It took longer. It goes on, but for nobody: up to its next :func:`check_wanted`.
             Exception: What the call raised.
         """
         began = last = time.monotonic()
@@ -63,6 +67,7 @@ class BackgroundCall(Generic[_T]):
             if self._thread.is_alive() and (
                 now - last > silent_s or (at_most_s is not None and now - began > at_most_s)
             ):
+                self._is_given_up = True
                 raise NoAnswer(f"no answer within {now - began:.0f} s")
         if self._error is not None:
             raise self._error
@@ -74,3 +79,14 @@ class BackgroundCall(Generic[_T]):
             fields = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_text().rpartition(")")[2].split()
             return int(fields[11]) + int(fields[12])
         return 0
+
+
+def check_wanted() -> None:
+    """Refuse to go on in a call that was given up: what it would do, somebody else may be doing by now.
+
+    Raises:
+        NoAnswer: Nobody waits for the call of this thread any more.
+    """
+    call = getattr(_present, "call", None)
+    if call is not None and call._is_given_up:
+        raise NoAnswer("it was given up")

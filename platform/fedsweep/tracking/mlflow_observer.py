@@ -80,7 +80,7 @@ class MlflowObserver(Observer):
             try:
                 sync.send()
             except Exception as error:
-                if not warned:
+                if not (warned or self._over.is_set()):
                     _warn(f"MLflow: {reason_of(error)}; training goes on, and logging is tried again")
                 warned = True
             pause = max(_EVERY_S, _REST * (time.monotonic() - began))

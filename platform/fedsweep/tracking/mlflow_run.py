@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ResourceError
+from fedsweep.runs.background import check_wanted
 from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.tracking.mlflow_store import ARTIFACTS, OWN_STORES, open_store, redacted, sqlite_path
 from fedsweep.tracking.mlflow_view import save_view
@@ -81,12 +82,14 @@ class MlflowRun:
             folder: The run's folder; ``mlflow.json`` in it keeps the ids.
         """
         client = open_store(uri)
+        check_wanted()
         writer = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
         run, rounds = _find(client, folder, uri), set[int]()
         if run is None:
             find, wanted = (_experiment, experiment) if experiment else (_own_experiment, name)
             entry = find(client, wanted, uri, folder)
             save_view(client, entry)
+            check_wanted()
             # The mark is noted first: whoever dies before it hears of the run finds it.
             ids = {"uri": uri, "experiment_id": entry.experiment_id, "mark": uuid.uuid4().hex}
             _save(folder, ids)
@@ -155,6 +158,7 @@ class MlflowRun:
         self.client.set_terminated(self.run_id, _STATUSES[status])
 
     def _check_writer(self) -> None:
+        check_wanted()
         present = self.client.get_run(self.run_id).data.tags.get(_WRITER)
         if present != self.writer:
             raise ResourceError(f"another process writes the MLflow run {self.run_id} now ({present or 'unknown'})")
