@@ -78,6 +78,10 @@ def test_what_fits_is_chosen_in_the_tables_order_and_what_is_too_long_passed_ove
     assert within == (table.cells[0], table.cells[2], table.cells[3])
     assert replace(costs, by_cell=by_cell).within(4.0) == ()
     assert replace(costs, by_cell=by_cell).within(9.0) == (), "one run can't use both cores"
+    other, third = list(by_cell)[3:5]
+    shared = replace(costs, by_cell={cell: Cost(seconds=10.0) for cell in by_cell}, shared={third: other})
+    assert shared.within(15.0) == (*table.cells[:3],), "the run that both share is not free where none of them has it"
+    assert third in shared.within(20.0), "and free where one has"
     ten = Cost(runs=1, seconds=10.0)
     assert (3600 * hours_here(ten), 3600 * hours_here(ten + ten + ten)) == pytest.approx((10.0, 15.0))
 

@@ -168,12 +168,12 @@ class TableCosts:
 
     Attributes:
         by_cell: Each cell's own cost, before anything is shared.
-        shared: Cells whose run another cell before them has.
+        shared: Cells whose run another cell before them has -> the first of these.
         absent: Data sets whose files are not here.
     """
 
     by_cell: Mapping[Cell, Cost]
-    shared: frozenset[Cell]
+    shared: Mapping[Cell, Cell]
     absent: tuple[str, ...]
 
     @property
@@ -191,10 +191,13 @@ class TableCosts:
     def within(self, seconds: float) -> tuple[Cell, ...]:
         """Return the cells that fit into a time on this machine, in the table's order, without too long ones."""
         chosen, spent = [], 0.0
+        begun: set[Cell] = set()
         for cell, cost in self.by_cell.items():
-            more = 0.0 if cell in self.shared else cost.seconds / cores()
+            run = self.shared.get(cell, cell)
+            more = 0.0 if run in begun else cost.seconds / cores()
             if max(spent + more, cost.seconds) <= seconds:  # a run has one core, however many there are
                 chosen.append(cell)
+                begun.add(run)
                 spent += more
         return tuple(chosen)
 
@@ -216,10 +219,9 @@ def costs_of(table: Reproduction, estimator: Estimator | None = None) -> TableCo
             by_cell[cell] = estimator.of(cell.config)
         except InputError as error:
             raise type(error)(f"cell {cell.label}: {error}") from None
-    firsts = set(table.firsts.values())
     return TableCosts(
         by_cell=by_cell,
-        shared=frozenset(cell for cell in table.cells if cell not in firsts),
+        shared={cell: first for cell, key in table.keys.items() if (first := table.firsts[key]) != cell},
         absent=tuple(estimator.absent),
     )
 
@@ -261,7 +263,8 @@ def fitting(request: TableRequest, seconds: float) -> TableRequest:
     given_runs = taken_from_files(request.runs_from, table.sources, allow_changed_code=True)
     free = {cell for cell, key in table.keys.items() if key in given_runs}
     costs = costs_of(replace(table, cells=tuple(cell for cell in table.cells if cell not in free)))
-    cells = [cell for cell in table.cells if cell in free | {*costs.within(seconds)}]
+    fit = free | {*costs.within(seconds)}
+    cells = [cell for cell in table.cells if cell in fit]
     if not cells:
         least = min(hours_here(cost) for cost in costs.by_cell.values())
         raise ConfigError(

@@ -76,6 +76,30 @@ def test_a_choice_of_rows_and_columns_takes_what_speaks_of_them_along(part: Call
     assert {(cell.row, cell.column) for cell in cells_of(found, "small")} == {("FedAvg", "K=2")}
 
 
+@pytest.mark.parametrize(
+    ("claim", "left"),
+    [
+        ("{order: [FedAvg, FedProx]}", ["accuracy"]),
+        ("{order: [FedAvg, FedProx], measure: cost}", ["cost"]),
+        ("{above: FedAvg, cost: cost}", []),
+    ],
+)
+def test_a_claim_goes_with_the_measure_that_it_speaks_of(
+    claim: str, left: list[str], table_path: Path, part: Callable[[str], Path]
+) -> None:
+    table_path.write_text(table_path.read_text().replace("  notes:", f"  claims: [{claim}]\n  notes:"))
+    for measure in ("accuracy", "cost"):
+        assert len(read_table(part(f"{{measures: [{measure}]}}")).claims) == (measure in left)
+
+
+@pytest.mark.parametrize(("old", "new"), [(OLD, block("row, even", "FedAvg, 1")), ("  notes:", "  only: {}\n  notes:")])
+def test_an_entry_without_a_name_is_told_before_names_are_looked_for(old: str, new: str, changed: Changed) -> None:
+    path = changed(old, new)
+    path.write_text(path.read_text().replace("- {name: even}", "- even"))
+    with pytest.raises(ConfigError, match="columns: each entry is a mapping with a name, but one is 'even'"):
+        read_table(path)
+
+
 def test_an_unknown_choice_is_an_error(part: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="unknown row 'FedAgv'; did you mean 'FedAvg'"):
         read_table(part("{rows: [FedAgv]}"))

@@ -144,8 +144,11 @@ def test_cifars_labels_need_no_files_for_partitions_by_class_sizes() -> None:
         assert np.array_equal(*counts)
 
 
-def test_a_set_whose_label_order_matters_is_loaded() -> None:
-    config = load_config(given(CIFAR, method=AG, partition={"kind": "iid"}, root="/nowhere"))
+@pytest.mark.parametrize(
+    "more", [{"partition": {"kind": "iid"}}, {"partition": PARTITIONS["K=1"], "subset": {"share": 0.1}}]
+)
+def test_a_set_whose_label_order_matters_is_loaded(more: dict[str, Any]) -> None:
+    config = load_config(given(CIFAR, method=AG, root="/nowhere", **more))
     with pytest.raises(Exception, match="cifar10"):
         label_data(config.scenario)
 

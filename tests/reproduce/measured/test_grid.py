@@ -70,6 +70,14 @@ def test_a_run_comes_to_one_figure(given: Any, value: float | None, tmp_path: Pa
     assert value_of(run, measure(**given)) == (None if value is None else pytest.approx(value))
 
 
+@pytest.mark.parametrize("figure", [math.nan, math.inf])
+def test_what_is_no_number_is_no_figure(figure: float, tmp_path: Path, make_run: MakeRun) -> None:
+    run = load_run(make_run(tmp_path / "r", columns=ROUNDS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsweep.reproduce.measured.grid.measure_function", lambda name: lambda run: figure)
+        assert value_of(run, measure(of="mine:share")) is None
+
+
 @pytest.mark.parametrize("listed", ["'mine:half_right'", "{name: 'mine:half_right', unit: share}"])
 def test_a_metric_of_ones_own_is_a_measure_by_the_name_that_the_configuration_has(
     listed: str, tmp_path: Path, make_run: MakeRun

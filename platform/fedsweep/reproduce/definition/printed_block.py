@@ -63,7 +63,7 @@ def cut(section: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"table.only takes lists of names as {', '.join(_CUT)}, but got {only!r}")
     chosen: dict[str, list[str]] = {}
     for key in _CUT:
-        names = [str(entry["name"]) for entry in section.get(key, [])]
+        names = _names(section, key)
         chosen[key] = list(only.get(key) or names)
         for name in chosen[key]:
             if name not in names:
@@ -72,7 +72,9 @@ def cut(section: Mapping[str, Any]) -> dict[str, Any]:
     shortened["rows"] = [_cut_row(row, chosen["columns"]) for row in shortened["rows"]]
     shortened["scales"] = {name: _cut_lists(scale, chosen) for name, scale in section.get("scales", {}).items()}
     shortened["figures"] = [_cut_lists(figure, chosen) for figure in section.get("figures", [])]
-    shortened["claims"] = [_cut_lists(claim, chosen) for claim in section.get("claims", []) if _is_left(claim, chosen)]
+    first = _names(section, "measures")[:1]
+    claims = [claim for claim in section.get("claims", []) if _is_left(claim, chosen, first=first)]
+    shortened["claims"] = [_cut_lists(claim, chosen) for claim in claims]
     shortened["printed"] = {
         row: {
             column: {measure: value for measure, value in of.items() if measure in chosen["measures"]}
@@ -85,14 +87,16 @@ def cut(section: Mapping[str, Any]) -> dict[str, Any]:
     return shortened
 
 
-def _is_left(claim: Mapping[str, Any], chosen: Mapping[str, Sequence[str]]) -> bool:
-    """Check that the rows that a claim can't do without and any of its columns are left."""
+def _is_left(claim: Mapping[str, Any], chosen: Mapping[str, Sequence[str]], *, first: Sequence[str]) -> bool:
+    """Check that the rows and measures (by default the first) that a claim can't do without are left, and a column."""
     alone = [claim[key] for key in ("above", "below") if claim.get(key)]
     together, others = claim.get("column_order") or [], claim.get("others") or chosen["rows"]
     columns = claim.get("columns") or chosen["columns"]
+    measures = [claim["measure"]] if claim.get("measure") else first
     return (
         {*(claim.get("order") or ()), *alone} <= {*chosen["rows"]}
         and {*together} <= {*chosen["columns"]}
+        and {*measures, *filter(None, [claim.get("cost")])} <= {*chosen["measures"]}
         and not {*others}.isdisjoint(chosen["rows"])
         and not {*columns}.isdisjoint(chosen["columns"])
     )
@@ -120,12 +124,20 @@ def _cut_lists(entry: Mapping[str, Any], chosen: Mapping[str, Sequence[str]]) ->
 
 def _places(section: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return column and measure by heading."""
-    columns = [str(entry["name"]) for entry in section.get("columns", [])]
-    measures = [str(entry["name"]) for entry in section.get("measures", [])]
+    columns, measures = _names(section, "columns"), _names(section, "measures")
     places = {f"{column} {measure}": (column, measure) for column in columns for measure in measures}
     if len(measures) == 1:
         places |= {column: (column, measures[0]) for column in columns}
     return places
+
+
+def _names(section: Mapping[str, Any], key: str) -> list[str]:
+    """Return the names of the entries of a list of the section."""
+    entries = section.get(key, [])
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if not isinstance(entry, Mapping) or "name" not in entry:
+            raise ValueError(f"table.{key}: each entry is a mapping with a name, but one is {entry!r}")
+    return [str(entry["name"]) for entry in entries]
 
 
 def _figure(text: str, where: str) -> Any:

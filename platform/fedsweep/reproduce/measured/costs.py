@@ -124,12 +124,14 @@ def _columns(experiment: Experiment) -> dict[str, list[Any]]:
 def label_data(scenario: Scenario) -> Dataset:
     """Return the scenario's data set, or one of labels alone where their numbers are known and all that matters.
 
-    A partition by class sizes deals CIFAR's labels alike in whatever order they stand, so its files are not needed.
+    A partition by class sizes deals CIFAR's labels alike in whatever order they stand, so its files are not needed; of
+    a part of CIFAR it matters which.
 
     Raises:
         InputError: The data set is needed and can't be loaded.
     """
-    if scenario.dataset in _EVEN_SETS and scenario.partition.kind in _BY_CLASS_SIZE:
+    is_whole = scenario.subset is None
+    if is_whole and scenario.dataset in _EVEN_SETS and scenario.partition.kind in _BY_CLASS_SIZE:
         return _even_labels(scenario.dataset, scenario.image_size)
     return _loaded(scenario.dataset, scenario.root, scenario.download, scenario.image_size)
 

@@ -244,8 +244,7 @@ def value_of(run: RunView, measure: Measure) -> float | None:
         return value_of(run, measure.model_copy(update={"of": named[measure.of]}))
     function = measure_function(measure.of)
     if function is not None:
-        value: float | None = call("measure", measure.of, function, run, gives=(int, float, type(None)))
-        return value
+        return finite(call("measure", measure.of, function, run, gives=(int, float, type(None))))
     if measure.target is not None or measure.over == "at_best":
         target = _target_of(run, measure) if measure.over != "at_best" else run.over("test_accuracy", "best")
         reached = None if target is None else run.reaching(target)
