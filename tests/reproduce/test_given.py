@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.reproduce import given
 from fedsweep.reproduce.given import RUNS_FILE, read_runs, taken_from_files, write_runs
-from fedsweep.reproduce.reproduction import TableRequest
+from fedsweep.reproduce.reproduction import TableRequest, reproduction
 from fedsweep.reproduce.task import begin, reproduce_table
 from fedsweep.results.view import load_run
 from fedsweep.sweeps.prepared import PreparedSweep
-from fedsweep.sweeps.sweep_folder import SweepFolder
+from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 KEY, OTHER = "a" * 64, "b" * 64
+CREATED: dict[str, Any] = {"config_yaml": None, "overwrite": False}
 
 
 @pytest.fixture
@@ -86,6 +88,41 @@ def test_runs_of_other_code_stand_alone_but_not_beside_runs_to_come(kept: Path) 
         taken_from_files([str(kept)], both, allow_changed_code=False)
     with pytest.raises(ConfigError, match="no run of those that are asked for"):
         taken_from_files([str(kept)], {OTHER: {"fedsweep": "1"}}, allow_changed_code=False)
+
+
+@pytest.fixture
+def given_all(table_path: Path, make_run: Callable[..., Path], tmp_path: Path) -> TableRequest:
+    """A table all of whose runs are given."""
+    request = TableRequest(table=str(table_path), scale="small")
+    runs = {
+        key: load_run(make_run(tmp_path / key, columns={"test_accuracy": [0.5]}))
+        for key in reproduction(request).firsts
+    }
+    return replace(request, runs_from=(str(write_runs(runs, tmp_path)),))
+
+
+def test_a_picture_that_the_table_no_longer_has_does_not_stay(given_all: TableRequest, tmp_path: Path) -> None:
+    made = reproduce_table(given_all, out=tmp_path / "out")
+    (made.folder / "figures").mkdir()
+    for again in ({"resume": True}, {"overwrite": True}):
+        old = made.folder / "figures" / "old.png"
+        old.write_bytes(b"")
+        request = replace(given_all, runs_from=()) if "resume" in again else given_all
+        assert reproduce_table(request, out=made.folder, **again).grid.cells == made.grid.cells
+        assert not old.exists() and "old" not in (made.folder / "table.html").read_text()
+
+
+def test_a_table_without_given_runs_goes_on_whatever_its_file_of_runs_holds(table_path: Path, tmp_path: Path) -> None:
+    request, folder = TableRequest(table=str(table_path), scale="small"), SweepFolder(tmp_path / "out")
+    folder.create(SweepPlan(config_tree={}, trials=(), request=reproduction(request).plan_request), **CREATED)
+    (folder.path / RUNS_FILE).write_text("cut off")
+    assert not begin(request, folder, resume=True, overwrite=False, costs_only=False).given_runs
+
+
+def test_a_file_has_room_for_the_largest_table() -> None:
+    cells = reproduction(TableRequest(table="dynamicfl/figure1", scale="full")).cells
+    rounds = sum(cell.config.training.rounds for cell in cells)
+    assert 200 * rounds < given._MOST_BYTES and 35 * rounds < given._MOST_CELLS
 
 
 @pytest.mark.ray

@@ -9,7 +9,17 @@ import pytest
 
 from fedsweep.reproduce.measured.grid import measured, views_of
 from fedsweep.reproduce.reproduction import TableRequest, reproduction
-from fedsweep.reproduce.task import _drawn
+from fedsweep.reproduce.task import _drawn, begin
+from fedsweep.sweeps.sweep_folder import SweepFolder
+
+
+def test_costs_alone_shorten_long_runs_and_lengthen_none(changed: Callable[[str, str], Path], tmp_path: Path) -> None:
+    path = changed("{method: {name: fedprox, mu: 0.1}}", "{training.rounds: 100}")
+    request, folder = TableRequest(table=str(path), scale="full"), SweepFolder(tmp_path / "out")
+    task = begin(request, folder, resume=False, overwrite=False, costs_only=True)
+    rounds = {(cell.row, cell.config.training.rounds) for cell in task.reproduction.cells}
+    assert rounds == {("FedAvg", 3), ("FedProx", 80)}
+
 
 FIGURES = """  figures:
     - {name: even, kind: bars, y: accuracy, columns: [even]}

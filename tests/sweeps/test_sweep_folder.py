@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ def begun(path: Path, given: dict[str, Any]) -> SweepFolder:
     trials = tuple(list_trials(load_config(given))) if "sweep" in given else ()
     folder.create(SweepPlan(config_tree=given, trials=trials), config_yaml="seed: 0\n", overwrite=False)
     return folder
+
+
+def test_a_folder_that_may_not_be_read_holds_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables look for finished runs in the folders beside theirs, which in /tmp are others' too."""
+    stat = os.stat
+
+    def forbidden(path: Any, **more: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "others")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **more)
+
+    monkeypatch.setattr(os, "stat", forbidden)
+    assert not SweepFolder(tmp_path / "others").has_plan
 
 
 @pytest.mark.parametrize("runtime", [{}, {"address": "host:1"}, {"address": "host:2"}, {"address": None}])

@@ -1,12 +1,33 @@
-"""A client's samples, for measures that test or train a finished run's model on them."""
+"""Shared by measures of a finished run's model: a client's samples, and the memory of what was read of a folder."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsweep.experiment.experiment import Experiment, transformed
+from fedsweep.runs.run_folder import CONFIG
+
+Read = TypeVar("Read")
+
+
+def once_per_run(read: Callable[[Path], Read]) -> Callable[[Path], Read]:
+    """Remember what is read of a run's folder, until another run lies there."""
+    remembered = lru_cache(maxsize=32)(lambda folder, _: read(folder))
+
+    @wraps(read)
+    def asked(folder: Path) -> Read:
+        config = folder / CONFIG
+        return remembered(folder, os.stat(config).st_mtime_ns if os.path.isfile(config) else None)
+
+    return asked
 
 
 def samples_of(experiment: Experiment, client: int) -> tuple[Tensor, Tensor]:

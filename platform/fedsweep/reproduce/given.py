@@ -24,7 +24,8 @@ from fedsweep.runs.sources import Sources, misfit
 
 RUNS_FILE = "runs.json"
 _FORMAT, _VERSION = "fedsweep runs", 1
-_MOST_BYTES, _MOST_CELLS = 2**25, 10_000_000
+# What the largest of the tables needs: a round takes up to 200 bytes, and 35 columns.
+_MOST_BYTES, _MOST_CELLS = 2**28, 50_000_000
 # What follows from other columns, or says nothing of the run.
 _LEFT_OUT = frozenset({"best_accuracy", "timestamp_ms"})
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsweep.config.overrides import apply_overrides
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError, first_line
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import read_table
@@ -151,6 +152,7 @@ class Task:
             pictures = sorted((path / FIGURES).glob("*"))
         else:
             self._run_left(run, notify)
+            remove_outputs(path)
             views = views_of(reproduction.table, self._runs())
             grid = measured(reproduction.table, views, scale=reproduction.request.scale)
             grid = with_origins(grid, views, path)
@@ -331,19 +333,26 @@ def begin(
 
 def _begun_with(folder: SweepFolder) -> dict[str, RunView]:
     """Return the runs that a table's folder was given when it was begun: those in its file that its plan has not."""
-    path, own = folder.path / RUNS_FILE, folder.read_plan().request.get("keys", {})
+    request = folder.read_plan().request
+    if not request.get("runs_from"):
+        return {}
+    own = request.get("keys", {})
     played = set(own.values()) if isinstance(own, Mapping) else set()
-    return {key: run for key, run in read_runs(path).items() if key not in played} if path.is_file() else {}
+    return {key: run for key, run in read_runs(folder.path / RUNS_FILE).items() if key not in played}
 
 
 def _shortened(whole: Reproduction) -> Reproduction:
     """Return the same over few enough rounds that costs come in seconds, unless the rounds were asked for."""
-    request = whole.request
-    if any(text.partition("=")[0].strip() in ("training", "training.rounds") for text in request.overrides):
+    if any(text.partition("=")[0].strip() in ("training", "training.rounds") for text in whole.request.overrides):
         return whole
-    if max(cell.config.training.rounds for cell in whole.cells) <= _COSTS_ROUNDS:
-        return whole
-    return reproduction(replace(request, overrides=(*request.overrides, f"training.rounds={_COSTS_ROUNDS}")))
+    short = [f"training.rounds={_COSTS_ROUNDS}"]
+    cells = (
+        replace(cell, config_tree=apply_overrides(cell.config_tree, short))
+        if cell.config.training.rounds > _COSTS_ROUNDS
+        else cell
+        for cell in whole.cells
+    )
+    return replace(whole, cells=tuple(cells))
 
 
 def _check_costs(whole: Reproduction, folder: SweepFolder) -> None:

@@ -64,7 +64,7 @@ class SweepFolder:
     @property
     def has_plan(self) -> bool:
         """True where a sweep was begun here."""
-        return (self.path / PLAN).is_file()
+        return os.path.isfile(self.path / PLAN)  # the path's own way to ask raises in a folder that may not be read
 
     def check_free(self, *, overwrite: bool) -> None:
         """Refuse a folder that holds a sweep or runs; writes nothing.

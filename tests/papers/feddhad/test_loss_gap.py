@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 import fedsweep
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
+from fedsweep.papers.client_samples import once_per_run
 from fedsweep.papers.feddhad.loss_gap import (
     ClientGaps,
     client_gaps,
@@ -135,6 +137,16 @@ def test_a_damaged_model_is_the_cells_problem(table: TableFile, run_cells: Mappi
         (folder / "model.safetensors").write_bytes(b"no model")
     (cell,) = measured(table, views_of(table, damaged), scale="full").cells
     assert "model.safetensors" in cell.problems[0]
+
+
+def test_what_is_read_of_a_folder_is_remembered_until_another_run_lies_there(tmp_path: Path) -> None:
+    read: list[Path] = []
+    asked = once_per_run(lambda folder: len(read) if read.append(folder) is None else 0)
+    config = tmp_path / "config.yaml"
+    config.write_text("")
+    assert [asked(tmp_path), asked(tmp_path)] == [1, 1]
+    os.utime(config, ns=(0, 0))  # as another run's has another time
+    assert [asked(tmp_path), asked(tmp_path)] == [2, 2]
 
 
 @pytest.mark.slow

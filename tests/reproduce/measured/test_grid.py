@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedsweep.reproduce.measured.grid import (
     GridCell,
     Measured,
     deviates,
+    is_comparable,
     lies_within,
     measured,
     summed_up,
@@ -177,6 +179,14 @@ def test_a_cost_is_compared_at_any_scale_that_differs_in_rounds_alone(
     make_run(tmp_path / "FedAvg-even-0", columns={"test_accuracy": [0.1], "comm_ratio": [0.6]})
     grid = grid_of(table, tmp_path, scale="smoke", rows="FedAvg", columns="even")
     assert [m.name for m in grid.measures if deviates(grid, grid.cells[0], m)] == ["cost"]
+
+
+@pytest.mark.parametrize("more", [{"of": "comm_cost", "over": "sum"}, {"of": "total_bytes"}])
+def test_a_cost_that_grows_with_the_rounds_is_not_compared_over_others(more: dict[str, Any], table: TableFile) -> None:
+    (_, cost) = table.measures
+    cell = GridCell(row="FedAvg", column="even", standing="costs")
+    assert is_comparable(cell, cost) and not is_comparable(cell, cost.model_copy(update=more))
+    assert is_comparable(replace(cell, standing="paper"), cost.model_copy(update=more))
 
 
 def test_what_was_not_measured_is_not_marked(table: TableFile, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +28,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.figures.style import Look, legend_below, line_handle, looks, name_axes
 from fedsweep.finished.saved_model import load_model
-from fedsweep.papers.client_samples import samples_of
+from fedsweep.papers.client_samples import once_per_run, samples_of
 from fedsweep.reproduce.figures.scene import Scene, panels_of
 from fedsweep.results.view import RunView
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
@@ -90,9 +89,9 @@ def scratch_accuracy(run: RunView) -> float:
     return cast(float, evaluator.test(GlobalModel(), {}, model, ()).accuracy)
 
 
-@lru_cache(maxsize=8)
+@once_per_run
 def synthetic_set(folder: Path) -> SyntheticSet:
-    """Return the synthetic set of a finished run, whose folder is not read again.
+    """Return the synthetic set of a finished run.
 
     Raises:
         InputError: The folder is damaged, or its newest checkpoint has no synthetic set.
@@ -106,9 +105,9 @@ def synthetic_set(folder: Path) -> SyntheticSet:
     raise DataError(f"{folder}: its newest checkpoint has no synthetic set")
 
 
-@lru_cache(maxsize=8)
+@once_per_run
 def client_losses(folder: Path) -> ClientLosses:
-    """Return three random clients' losses through one more round after a finished run; its folder is read once.
+    """Return three random clients' losses through one more round after a finished run.
 
     Raises:
         InputError: As :func:`synthetic_set`.
@@ -141,7 +140,7 @@ def client_losses(folder: Path) -> ClientLosses:
     )
 
 
-@lru_cache(maxsize=8)
+@once_per_run
 def _experiment(folder: Path) -> Experiment:
     return build_experiment(load_config(folder / CONFIG))
 

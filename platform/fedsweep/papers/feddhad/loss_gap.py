@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.figures.style import name_axes
 from fedsweep.finished.saved_model import load_model
-from fedsweep.papers.client_samples import samples_of
+from fedsweep.papers.client_samples import once_per_run, samples_of
 from fedsweep.reproduce.figures.scene import Scene, panels_of
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CONFIG
@@ -128,9 +127,9 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
         return float(F.cross_entropy(model(inputs), targets, reduction="none").to(torch.float64).mean())
 
 
-@lru_cache(maxsize=32)
+@once_per_run
 def gaps_of(folder: Path) -> ClientGaps:
-    """Return the clients of a finished run, whose folder is not read again.
+    """Return the clients of a finished run.
 
     Raises:
         InputError: The folder is damaged, or its data set is not there.

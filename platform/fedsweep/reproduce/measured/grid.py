@@ -20,6 +20,9 @@ from fedsweep.results.settings import counted, targets_of
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
 
+# Columns that count from the run's beginning, so that they go by the number of rounds.
+_SO_FAR = ("round", "sim_time_s", "total_bytes")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -288,10 +291,11 @@ def in_unit(value: float, measure: Measure) -> float:
 def is_comparable(cell: GridCell, measure: Measure) -> bool:
     """Check that a cell's figure may be compared with the printed one: the settings behind it are the paper's.
 
-    They may where the cell's settings are the paper's; for a measure of cost also where the settings differ in nothing
-    that a round costs.
+    They may where the cell's settings are the paper's; for a measure of what a round costs also where the settings
+    differ in nothing that this depends on.
     """
-    return cell.standing == "paper" or (measure.cost and cell.standing == "costs")
+    is_of_a_round = measure.cost and measure.over != "sum" and measure.of not in _SO_FAR
+    return cell.standing == "paper" or (is_of_a_round and cell.standing == "costs")
 
 
 def compared(grid: Grid, cell: GridCell, measure: Measure) -> tuple[Measured, float | str] | None:
