@@ -52,12 +52,13 @@ def test_a_changed_bit_in_the_model_is_found(finished: Path, fedsweep: Command) 
 def test_a_missing_round_and_a_changed_figure_are_found(finished: Path, fedsweep: Command) -> None:
     shutil.copytree(finished, "run")
     result = json.loads(Path("run/result.json").read_text())
-    Path("run/result.json").write_text(json.dumps({**result, "best_test_accuracy": 1.0}))
+    Path("run/result.json").write_text(json.dumps({**result, "best_test_accuracy": 1.0, "cpu": "Zilog Z80, DEFAULT"}))
     rounds = pq.read_table("run/rounds.parquet")
     pq.write_table(rounds.slice(0, 1), "run/rounds.parquet")
     code, out, _ = fedsweep("verify", "run", "-q")
     assert code == 1
     assert "best_test_accuracy: 1.0 there, " in out
+    assert f"; it was played on another CPU (Zilog Z80, DEFAULT; here {result['cpu']})" in out
     assert "rows, by round: 1 there, 2 here" in out
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import time
-from pathlib import Path
 from typing import Any
 
-from fedsweep.runs.facts import run_facts
+from fedsweep.runs.facts import cpu_name, run_facts
 
 # CPUs that others may use while figures are still judged.
 MOST_LOAD_CPUS = 0.2
@@ -21,7 +20,7 @@ def machine_facts(device: str) -> dict[str, Any]:
     import torch
 
     facts: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(),
@@ -46,12 +45,3 @@ def load_of_others() -> float:
         if loads[-1] <= MOST_LOAD_CPUS:
             break
     return min(loads)
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()

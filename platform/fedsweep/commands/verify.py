@@ -59,6 +59,8 @@ def verify(
     changed = misfit(result, repeated["sources"], repeated["versions"])
     if differing:
         why = f", and it was made by other code or libraries: {changed}" if changed else ""
+        if (cpu := result.get("cpu", repeated["cpu"])) != repeated["cpu"]:
+            why += f"; it was played on another CPU ({str(cpu)[:80]}; here {repeated['cpu']}), where last digits differ"
         print(f"differs: {folder} does not repeat bit by bit{why}")
         raise typer.Exit(1)
     also = f", also with code or libraries that are others now ({changed})" if changed else ""

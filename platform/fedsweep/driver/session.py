@@ -29,7 +29,7 @@ from fedsweep.results.view import run_so_far
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.checkpoints.earlier import read_earlier
 from fedsweep.runs.component_pictures import write_pictures
-from fedsweep.runs.facts import data_facts, peak_memory_mb, test_figures
+from fedsweep.runs.facts import cpu_name, data_facts, peak_memory_mb, test_figures
 from fedsweep.runs.folder_lock import FolderGuard
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.runs.tables.clients import clients_table
@@ -341,6 +341,7 @@ class RunSession:
             "config_hash": experiment.config_hash,
             "executor": self._executor(state.stepping),
             "exchange": asdict(self._fleet.exchange),
+            "cpu": cpu_name(),
         }
 
     def _executor(self, tried: Stepping | None) -> dict[str, Any]:

@@ -72,6 +72,19 @@ def _git_says(*words: str, folder: Path) -> str | None:
     return answer.stdout.strip()
 
 
+@cache
+def cpu_name() -> str:
+    """Return the CPU's name, with the vector units that torch's own kernels use: on another, last digits differ."""
+    import torch
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{(named or [platform.processor() or platform.machine()])[0]}, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def peak_memory_mb() -> float:
     """Return greatest resident memory of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
