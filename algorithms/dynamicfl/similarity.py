@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedsweep import ConfigError, InvariantError, Stream
-from fedsweep.components import Count, LocalClient, Payload, Probe
+from fedsweep.components import PASSES_OF_A_STEP, Count, LocalClient, Payload, Probe
 
 from ..feddhad.degrees import loss_gradient
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
@@ -61,6 +61,10 @@ class GradientSketch(Probe):
     name: str = _PROBE
     num_features: int
     shared: Stream
+
+    @property
+    def passes(self) -> float:
+        return PASSES_OF_A_STEP
 
     def measure(self, client: LocalClient) -> Payload:
         gradient = loss_gradient(client.forward_with, client.params, client.inputs, targets=client.targets)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.components import LocalClient, ParamTree, Payload, Probe
+from fedsweep.components import PASSES_OF_A_STEP, LocalClient, ParamTree, Payload, Probe
 
 Loss = Callable[[Tensor], Tensor]  # parameters [P] as one vector -> scalar
 
@@ -140,6 +140,7 @@ class CurvatureGap(Probe):
         max_samples: Samples that the loss is taken over, at most.
         exact_up_to: See :func:`raw_base_rate`.
         lanczos_steps: See :func:`raw_base_rate`.
+        num_params: P, for the cost.
     """
 
     when: ClassVar[Literal["round_end"]] = "round_end"
@@ -147,7 +148,13 @@ class CurvatureGap(Probe):
     max_samples: int = 64
     exact_up_to: int = 2000
     lanczos_steps: int = 60
+    num_params: int
     name: str = "curvature_gap"
+
+    def passes_over(self, num_samples: int) -> float:
+        """Count three gradients, and a way there and back through one for each product with the Hessian."""
+        products = 1 + (self.num_params if self.num_params <= self.exact_up_to else self.lanczos_steps)
+        return PASSES_OF_A_STEP * (3 + 2 * products) * min(self.max_samples, num_samples)
 
     def measure(self, client: LocalClient) -> Payload:
         order = torch.randperm(len(client.targets), generator=client.stream.child("samples").torch())

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
 from fedsweep.components import (
     FULL_MODEL,
     SERVER,
@@ -80,11 +80,16 @@ class OwnDropout(UnitDropout):
     base_rate: BelowOne = 0.05
     refresh: tuple[int, ...] = (1,)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(number < 1 for number in self.refresh):
+            raise ConfigError(f"method.refresh must be numbers of trainings, from 1, but got {list(self.refresh)}")
+
     def init(self, context: ServerContext) -> State:
         """Return the state before any score; errors are those of FedAD."""
         number = context.num_clients
         return {
-            "macs": self._macs(context),
+            **self._costs(context),
             "trained": [0] * number,
             "scores": {},
             "drawn": {},
@@ -100,7 +105,8 @@ class OwnDropout(UnitDropout):
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
         due = self._due(state)
-        taken = {field.name: getattr(self.scores, field.name) for field in dataclasses.fields(UnitScores)}
+        own = self._own_scores(state)
+        taken = {field.name: getattr(own, field.name) for field in dataclasses.fields(UnitScores)}
         return (OwnScores(**taken, clients=due),) if due else ()
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
@@ -280,7 +286,9 @@ def _gradient_on_the_way(update: ClientUpdate, sync: SyncContext) -> Tensor | No
         small={"base_rate": 0.4, "refresh": [2], "device_rate": "printed"},
     )
 )
-@takes(DegreesOfNeighbours, NeighbourWeighting, OwnDropout, UnitDropout, UnitScores, but=("scores", "name"))
+@takes(
+    DegreesOfNeighbours, NeighbourWeighting, OwnDropout, UnitDropout, UnitScores, but=("scores", "name", "has_filters")
+)
 def aedfl_feddhad(**parameters: Any) -> FederatedMethod:
     """AEDFL whose devices weigh their neighbours as FedDH does and train sub-models as in FedAD.
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.components import (
+    PASSES_OF_A_STEP,
     ClientUpdate,
     LocalClient,
     ParamTree,
@@ -140,6 +141,10 @@ class GradientAtAnchor(Probe):
 
     when: ClassVar[Literal["start"]] = "start"
     name: str = "gradient_at_anchor"
+
+    @property
+    def passes(self) -> float:
+        return PASSES_OF_A_STEP
 
     def measure(self, client: LocalClient) -> Payload:
         return {"gradient": loss_gradient(client.forward_with, client.params, client.inputs, targets=client.targets)}

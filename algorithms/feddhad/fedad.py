@@ -12,7 +12,7 @@ Shape letters: U maskable units of the network.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -114,18 +114,25 @@ class UnitDropout(SubModelPolicy):
     def scales_steps(self) -> bool:
         return bool(self.base_rate) and self.multiplier in ("incoming", "split")
 
-    def _macs(self, context: ServerContext) -> int:
-        """Return forward multiply-adds of a sample; 0 where no unit is ever left out.
+    def _costs(self, context: ServerContext) -> dict[str, Any]:
+        """Return forward multiply-adds of a sample, 0 where no unit is ever left out; and whether there are filters.
 
         Raises:
             ConfigError: The network lists no units that can be left out, or none whose weights can bear the multiplier.
         """
+        groups = maskable_groups(context.model)
         if not self.base_rate:
-            return 0
-        if not maskable_groups(context.model):
+            return {"macs": 0, "has_filters": False}
+        if not groups:
             raise no_units(context.model, method="fedad")
         scales_in(self.multiplier, context.model)
-        return fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
+        shape = cast(Network, context.model).input_shape
+        macs = fwd_macs_per_sample(context.model, shape, count_batch_norm=False)
+        return {"macs": macs, "has_filters": any(group.kind == "conv" for group in groups)}
+
+    def _own_scores(self, state: State) -> UnitScores:
+        """Return the probe of scores, with what it costs on the network."""
+        return replace(self.scores, has_filters=state["has_filters"])
 
     def _unit_rates(self, groups: Sequence[UnitGroup], scores_U: Tensor, rate: float) -> dict[str, np.ndarray]:
         """Return each group's rates [size]."""
@@ -184,7 +191,8 @@ class AdaptiveDropout(UnitDropout):
             ConfigError: The network lists no units that can be left out, or none whose weights can bear the multiplier.
         """
         return {
-            "macs": self._macs(context),
+            **self._costs(context),
+            "params": context.layout.num_params,
             "scores": None,
             "base_rate": 0.0,
             "raw_base_rate": 0.0,
@@ -249,8 +257,9 @@ class AdaptiveDropout(UnitDropout):
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
         """Probe scores in rounds that check or refresh, and curvature in those that refresh."""
         if self._is_refresh(state, round):
-            return (self.scores, CurvatureGap()) if self.base_rate == "hessian" else (self.scores,)
-        return (self.scores,) if self._is_check(round) else ()
+            own = self._own_scores(state)
+            return (own, CurvatureGap(num_params=state["params"])) if self.base_rate == "hessian" else (own,)
+        return (self._own_scores(state),) if self._is_check(round) else ()
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """Check the trigger, and refresh where it is time to."""
@@ -376,7 +385,7 @@ def scores_up(*, units: int, round: int, refresh: Refresh, check_every: int) -> 
         small={"base_rate": 0.4, "refresh": [1]},
     )
 )
-@takes(AdaptiveDropout, UnitDropout, UnitScores, but=("scores", "name"))
+@takes(AdaptiveDropout, UnitDropout, UnitScores, but=("scores", "name", "has_filters"))
 def fedad(**parameters: Any) -> FederatedMethod:
     """FedAvg on sub-models: units that do little are left out at random, more of them on slow devices."""
     own = parameters_of(AdaptiveDropout, parameters)

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
 from fedsweep.components import (
+    FULL_MODEL,
+    PASSES_OF_A_STEP,
     ClientUpdate,
     ComponentReport,
     NotNegative,
@@ -208,6 +210,8 @@ class NonIIDDegree(Weighting):
             norms = _class_gradient_norms(module, update.params, state["proxy"], shares.shape[1])
             shares[update.client] = estimated_shares(norms, sharpness=self.sharpness, estimate_from=self.estimate_from)
             estimated[update.client] = True
+            samples = len(state["proxy"]["targets"])
+            sync.count_flops(PASSES_OF_A_STEP * samples * sync.forward_flops(update.submodel))
         return {**state, "shares": shares, "known": estimated}
 
     def _divergences(self, state: State) -> Tensor:
@@ -260,6 +264,8 @@ class NonIIDDegree(Weighting):
             targets=state["proxy"]["targets"],
         )
         sync.model.train(was_training)
+        samples = len(state["proxy"]["targets"])
+        sync.count_flops(PASSES_OF_A_STEP * samples * sync.forward_flops(FULL_MODEL))
         return gradient
 
     def _stepped(self, state: State, pending: State, gradient: Tensor) -> State:
@@ -350,7 +356,7 @@ def feddh(**parameters: Any) -> FederatedMethod:
 
 
 @with_card(Card(title="FedJS", source="Liu et al. 2025, FedDHAD"))
-def fedjs(*, floor: float = 1e-3) -> FederatedMethod:
+def fedjs(*, floor: Positive = 1e-3) -> FederatedMethod:
     """FedAvg with weights by samples over the divergence of the client's labels: FedDH without learning.
 
     Args:

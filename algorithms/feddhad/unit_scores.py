@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep import Network
-from fedsweep.components import LocalClient, ParamTree, Payload, Probe, UnitGroup
+from fedsweep.components import Count, LocalClient, ParamTree, Payload, Probe, UnitGroup
 
 RankScale = Literal["relative", "raw"]
 WeightSum = Literal["absolute", "signed"]
@@ -103,6 +103,7 @@ class UnitScores(Probe):
         score_samples: Samples that a device averages the ranks of its feature maps over.
         rank_scale: Ranks relative to the size of the maps, or raw.
         weight_sum: Neurons by the sum of their absolute incoming weights, or of the signed ones.
+        has_filters: Whether there are maps to be made; other scores take no forward pass.
 
     Source: FedDHAD, unit scores. Reading: ranks relative to the map's size and absolute sums, since raw ranks can't be
     compared between layers and signed sums cancel. Reading: the paper names transformers without a rule for heads;
@@ -112,10 +113,14 @@ class UnitScores(Probe):
 
     when: ClassVar[Literal["round_end"]] = "round_end"
 
-    score_samples: int = 128
+    score_samples: Count = 128
     rank_scale: RankScale = "relative"
     weight_sum: WeightSum = "absolute"
+    has_filters: bool = True
     name: str = "unit_scores"
+
+    def passes_over(self, num_samples: int) -> float:
+        return min(self.score_samples, num_samples) if self.has_filters else 0
 
     def measure(self, client: LocalClient) -> Payload:
         groups = maskable_groups(client.model)

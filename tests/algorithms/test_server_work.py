@@ -15,6 +15,7 @@ from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dyn
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedbe import BayesianEnsemble, fedbe
 from fedsweep.algorithms.feddf import Distilled, feddf
+from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, feddh
 from fedsweep.algorithms.fedgen import LatentGenerator, fedgen
 from fedsweep.algorithms.heterofl import heterofl
 from fedsweep.engine.state import RunState
@@ -29,10 +30,11 @@ FORWARD = 2 * (FIRST + SECOND + HEAD)
 NO_SLOPE = 2 * FIRST  # what a step's backward pass saves, since nobody asks for the inputs' gradient
 
 
-def play(method: FederatedMethod, *, rounds: int = 1) -> RunState:
-    """With 10 proxies and 7 validation samples on the server."""
+def play(method: FederatedMethod, *, rounds: int = 1, labelled: bool = False) -> RunState:
+    """With 10 proxies, or 8 of two for each class, and 7 validation samples on the server."""
     images, labels = tiny_data(num_samples=17)
-    world: dict[str, Any] = {"proxy": (images[:10], None), "validation": (images[10:], labels[10:])}
+    proxy = (images[:8], labels[:8]) if labelled else (images[:10], None)
+    world: dict[str, Any] = {"proxy": proxy, "validation": (images[10:], labels[10:])}
     return run_rounds(local_engine(tiny_experiment(method, build=net, rounds=rounds, **world)))
 
 
@@ -79,6 +81,14 @@ def test_a_distillations_steps_count_as_a_clients(counted: Callable[..., tuple[R
     state, found = counted(feddf(steps=5, batch_size=4, check_every=2), Distilled, "refine")
     assert spent(state) == [FORWARD * (3 * 10 + 3 * 5 * 4 + 3 * 7)]
     assert spent(state)[0] - found[0] == 5 * 4 * NO_SLOPE
+
+
+def test_gradients_on_the_servers_samples_count(counted: Callable[..., tuple[RunState, list[int]]]) -> None:
+    """Of 8 samples, at the mean; or at each client's model, class by class."""
+    for method, models in ((feddh(gradient="proxy"), 1), (feddh(estimate="gradients", learning_rate_v=0.0), 3)):
+        state, found = counted(method, NonIIDDegree, "weigh", labelled=True)
+        assert spent(state) == [models * 3 * 8 * FORWARD]
+        assert spent(state)[0] - found[0] == models * 8 * NO_SLOPE
 
 
 def test_drawn_models_are_teachers_too(counted: Callable[..., tuple[RunState, list[int]]]) -> None:

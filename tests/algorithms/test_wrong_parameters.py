@@ -55,6 +55,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"idle_clients": "include"},
         "idle_clients must be one of exclude, authors, but got 'include'",
     ),
+    ("aedfl_feddhad", {"refresh": [0]}, r"method\.refresh must be numbers of trainings, from 1, but got \[0\]"),
+    ("fedad", {"score_samples": 0}, "method.score_samples must be an integer >= 1, but got 0"),
     ("fedad", {"base_rate": 0.6}, "0 <= base_rate <= base_rate_cap must hold"),
     ("fedad", {"base_rate": -0.1}, "0 <= base_rate <= base_rate_cap must hold"),
     ("fedad", {"base_rate_cap": 1.0}, "method.base_rate_cap must be a number >= 0 and < 1"),

@@ -248,11 +248,11 @@ class LocalRound:
                 self._keep_extras(term.name, payload)
             self.model.replace(replacing)
         if self._side.job_passes:
-            self._add_probed(self._side.job_passes)
+            self._add_probed(self._side.job_passes * len(self._shard))
 
     def _add_probed(self, passes: float) -> None:
-        """Count forward passes of each of the client's samples."""
-        self._totals = replace(self._totals, probed=self._totals.probed + passes * len(self._shard))
+        """Count forward passes of one sample."""
+        self._totals = replace(self._totals, probed=self._totals.probed + passes)
 
     def measured_at(self, anchor: Tensor, probes: Sequence[Probe], broadcast: Payload) -> Payload:
         """Measure a model [V full] that the client does not train, and what comes with it."""
@@ -272,7 +272,8 @@ class LocalRound:
             if PASSES_TAKEN in answer:
                 passes[f"{probe.name}/{PASSES_TAKEN}"] = answer.pop(PASSES_TAKEN)
             self._keep_extras(probe.name, answer)
-            self._add_probed(float(passes.get(f"{probe.name}/{PASSES_TAKEN}", probe.passes)))
+            taken, samples = passes.get(f"{probe.name}/{PASSES_TAKEN}"), len(self._shard)
+            self._add_probed(probe.passes_over(samples) if taken is None else float(taken) * samples)
         # A probe may have run backward passes; what it left must not reach the next step.
         self.model.slot.gradient.zero_()
         return passes

@@ -96,6 +96,10 @@ class Probe(Checked, ABC):
         """
         return 0
 
+    def passes_over(self, num_samples: int) -> float:
+        """Return the same for a client with so many samples, in forward passes of one: :attr:`passes` of each."""
+        return self.passes * num_samples
+
     @abstractmethod
     @returns(named(Tensor))
     def measure(self, client: LocalClient) -> Payload:

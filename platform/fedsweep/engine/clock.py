@@ -35,7 +35,7 @@ class Leg:
         down: Messages by which the server sends its model first, see ``CostModel.sizes``; None: it sends none.
         masked: With the sub-model's masks, which travel once a round.
         up: The client sends its model at the end.
-        probes: Forward passes of all its samples that measurements and terms' own work take on the way.
+        probes: Forward passes of one sample that measurements and terms' own work take on the way.
     """
 
     client: int
@@ -67,14 +67,15 @@ class Prices:
     beside: Mapping[tuple[int, Direction], float] = field(default_factory=dict)
     server_messages: ServerMessages | None = None
 
-    def probed(self, *, last: bool) -> float:
-        """Return forward passes of all a client's samples that a job takes outside its steps; ``last`` in the round."""
-        measured = sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
-        return measured + self.costs.job_passes
+    def probed(self, client: int, num_samples: int, *, last: bool) -> float:
+        """Return forward passes of one sample that a client's job takes outside its steps; ``last`` in the round."""
+        asking = (probe for probe in self.probes if probe.asks(client) and (last or probe.when != "round_end"))
+        return sum(probe.passes_over(num_samples) for probe in asking) + self.costs.job_passes * num_samples
 
-    def probed_in(self, jobs: int) -> float:
+    def probed_in(self, jobs: int, client: int, num_samples: int) -> float:
         """Return the same of all of a client's jobs in a round."""
-        return (jobs - 1) * self.probed(last=False) + self.probed(last=True) if jobs else 0.0
+        last, before = (self.probed(client, num_samples, last=last) for last in (True, False))
+        return (jobs - 1) * before + last if jobs else 0.0
 
 
 def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
@@ -88,7 +89,6 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
         # Counted from the round's start, since the last batch of a pass may be small.
         work = context.work[leg.client]
         samples = work.samples_in(leg.after + leg.steps) - work.samples_in(leg.after)
-    probed = leg.probes * context.work[leg.client].num_samples if leg.probes else 0
     costs, beside = prices.costs, prices.beside
     model = costs.num_bytes(submodel, "down", leg.down or ()) + submodel.index_bytes() * leg.masked
     down = model + beside.get((leg.client, "down"), 0)
@@ -96,7 +96,7 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
     return client_time(
         jittered(device, seed=prices.seed, round=context.round, client=leg.client),
         steps=leg.steps,
-        flops=costs.flops(submodel, samples, work=context.work.get(leg.client), probed=probed),
+        flops=costs.flops(submodel, samples, work=context.work.get(leg.client), probed=leg.probes),
         bits_down=8 * down if leg.down is not None else 0,
         bits_up=8 * up if leg.up else 0,
     )
@@ -105,7 +105,9 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
 def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTime:
     """Time a member of the cohort: all of its steps with one message down and one up."""
     missed = () if prices.server_messages is None else prices.server_messages.download(client)
-    leg = Leg(client=client, steps=context.work[client].steps, down=missed, probes=prices.probed(last=True))
+    work = context.work[client]
+    probes = prices.probed(client, work.num_samples, last=True)
+    leg = Leg(client=client, steps=work.steps, down=missed, probes=probes)
     return leg_time(leg, context, prices)
 
 
@@ -137,11 +139,11 @@ def probed_samples(
 ) -> dict[int, float]:
     """Return forward passes of one sample that each client takes for these measurements, at most where none tells."""
 
-    def passes(client: int) -> float:
-        own = taken.get(client, {})
-        return sum(own.get(probe.name, probe.passes) for probe in probes if probe.asks(client))
+    def passes(client: int, size: int) -> float:
+        own, asking = taken.get(client, {}), [probe for probe in probes if probe.asks(client)]
+        return sum(own[p.name] * size if p.name in own else p.passes_over(size) for p in asking)
 
-    return {p.client: p.num_samples * passes(p.client) for p in experiment.world.profiles}
+    return {p.client: passes(p.client, p.num_samples) for p in experiment.world.profiles}
 
 
 def setup_s(experiment: Experiment, ledger: Ledger, probed: Mapping[int, float], costs: CostModel) -> float | None:
@@ -211,7 +213,7 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
         probes = 0.0
         if client in started:
             jobs[client] -= 1
-            probes = prices.probed(last=not jobs[client])
+            probes = prices.probed(client, context.work[client].num_samples, last=not jobs[client])
         # Whoever has no job only sends what it did in earlier rounds.
         begun, steps, down = started.pop(client, (max(opened, ready.get(client, 0.0)), 0, None))
         before, first = taken.get(client, 0), down is not None and client not in masked

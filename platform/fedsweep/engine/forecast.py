@@ -209,11 +209,11 @@ def _flops(plan: RoundPlan, taken: Mapping[int, int]) -> int:
     prices, total = plan.prices, 0
     for client, count in taken.items():
         work, probed = plan.context.work[client], 0.0
-        if prices.probed(last=True):
+        if prices.probed(client, work.num_samples, last=True):
             jobs = sum(
                 times for point, times in with_repeats(plan.points) for job in point.start if job.client == client
             )
-            probed = work.num_samples * prices.probed_in(jobs)
+            probed = prices.probed_in(jobs, client, work.num_samples)
         total += prices.costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
     return total
 

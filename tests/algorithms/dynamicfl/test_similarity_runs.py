@@ -37,6 +37,12 @@ def one_class_each(method: FederatedMethod, **more: Any) -> Experiment:
     return tiny_experiment(method, **{"num_clients": 12, "cohort_size": 6, "rounds": 8, "local_steps": 4, **more})
 
 
+def test_the_sketches_are_in_the_work_before_round_1() -> None:
+    """Three passes of 12 clients' 8 samples through 6 x 4 weights, two operations each."""
+    state = local_engine(one_class_each(by_similarity())).start()
+    assert state.setup_flops == 3 * 12 * 8 * 2 * 24
+
+
 def test_the_sketch_is_that_of_the_gradient_over_all_samples() -> None:
     """The gradient by hand: softmax minus one-hot, times the inputs, over the number of samples."""
     inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import lenet_run, run_net
 from torch import Tensor, nn
 
+from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.curvature import (
     CurvatureGap,
     curvature_along,
@@ -18,6 +20,7 @@ from fedsweep.algorithms.feddhad.curvature import (
     raw_base_rate,
 )
 from fedsweep.algorithms.feddhad.dropout_rates import device_dropout, drawn_units, target_time, unit_rates
+from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.unit_scores import (
     UnitScores,
     feature_ranks,
@@ -204,7 +207,7 @@ def test_curvature_probe_sends_one_share_and_leaves_the_model_alone() -> None:
     model = linear_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     inputs = torch.randn(12, 1, 1, 6, generator=Stream((0, "x")).torch())
-    sent = CurvatureGap(exact_up_to=100).measure(client(model, inputs))
+    sent = CurvatureGap(exact_up_to=100, num_params=28).measure(client(model, inputs))
     assert sent.keys() == {"rate"} and sent["rate"].shape == (1,) and 0 <= float(sent["rate"]) <= 1
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -213,7 +216,7 @@ def test_curvature_probe_sends_one_share_and_leaves_the_model_alone() -> None:
 def test_curvature_probe_works_on_batch_norm_and_by_lanczos() -> None:
     model = build_model("fedstg_cnn", input_shape=(1, 8, 8), num_classes=4, stream=stream(0, "m"))
     inputs = torch.randn(6, 1, 8, 8, generator=Stream((0, "x")).torch())
-    sent = CurvatureGap(exact_up_to=10, lanczos_steps=3).measure(client(model, inputs))
+    sent = CurvatureGap(exact_up_to=10, lanczos_steps=3, num_params=11).measure(client(model, inputs))
     assert 0 <= float(sent["rate"]) <= 1
 
 
@@ -268,3 +271,12 @@ def test_score_probe_sends_one_number_per_maskable_unit() -> None:
 
 def test_networks_without_unit_groups_have_no_maskable_units() -> None:
     assert maskable_groups(linear_model()) == ()
+
+
+def test_scores_of_filters_cost_a_pass_of_their_samples() -> None:
+    """2 clients of 2 samples, through LeNet-5 of 651,720 MACs; neurons alone are scored by their weights."""
+    method = fedad(base_rate=0.1, refresh=(1,))
+    assert lenet_run(method).flops - lenet_run(fedavg()).flops == 2 * 2 * 2 * 651_720
+    ends = [run_net(each, rounds=1).records[0].flops for each in (method, fedavg())]
+    assert ends[0] == ends[1]
+    assert UnitScores(score_samples=128).passes_over(500) == 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from tiny import resumed
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, estimated_shares, feddh, fedjs
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
+from fedsweep.testing import local_engine, run_rounds, subject_of, tiny_data, tiny_experiment
+from fedsweep.testing.checks import passes_are_those_that_torch_counts
 
 torch.set_num_threads(1)
 BOTH: dict[str, Any] = {"learning_rate_v": 0.3, "learning_rate_b": 0.2, "decay_v": 0.9, "decay_b": 0.8}
@@ -132,3 +135,9 @@ def test_estimate_takes_the_reciprocal_of_the_norms_or_the_norms() -> None:
     assert bool(torch.isfinite(huge).all())
     even = estimated_shares(torch.zeros(2).double(), sharpness=1.0, estimate_from="norm")
     assert even.tolist() == [0.5, 0.5]
+
+
+def test_what_clients_measure_is_in_their_work() -> None:
+    """In round 2 of this run each client takes a gradient, and the curvature with its products with the Hessian."""
+    for method in (feddh(gradient="explicit"), fedad(base_rate="hessian", refresh=[2])):
+        passes_are_those_that_torch_counts(replace(subject_of("fedavg"), builder=lambda **given: method))  # noqa: B023

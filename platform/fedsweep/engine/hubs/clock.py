@@ -70,7 +70,7 @@ class HubClock:
             after=before,
             down=() if is_sent else None,
             up=False,
-            probes=self._prices.costs.job_passes,
+            probes=self._prices.probed(job.client, self._context.work[job.client].num_samples, last=True),
         )
         return leg_time(leg, self._context, self._prices).total_s
 
