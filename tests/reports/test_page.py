@@ -545,6 +545,14 @@ def test_a_browser_loads_the_script_that_stands_beside(tmp_path: Path) -> None:
     assert re.search(r'data-ready-ms="\d+"', page) and "main-svg" in page
 
 
+def test_a_means_interval_is_that_of_the_round_at_which_it_ends(tmp_path: Path) -> None:
+    """Seeds of two and three rounds: the mean ends at the second, where they have 0.6 and 0.7, not at 0.9 and 0.7."""
+    for seed, accuracies in enumerate(((0.5, 0.6, 0.9), (0.5, 0.7))):
+        write_run(tmp_path / "runs" / f"a{seed}", accuracies, name="a", seed=seed)
+    point = report(tmp_path).drawn("front")["a"]
+    assert point["y"] == [0.65] and "60.00 to 70.00 %, 2 seeds" in point["text"]
+
+
 def test_points_on_the_front_by_what_may_be_chance_are_hollow(tmp_path: Path) -> None:
     ends = {"cheap": (0.10, 0.12), "sure": (0.40, 0.44), "unsure": (0.41, 0.45), "worse": (0.2, 0.2)}
     for place, (name, accuracies) in enumerate(ends.items(), 1):

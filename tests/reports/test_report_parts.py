@@ -61,6 +61,26 @@ def test_a_single_seed_has_no_band() -> None:
     assert mean_curve([curve([0.1])]).low == {}
 
 
+def test_a_mean_has_no_figure_of_which_no_round_is_known_of_all_seeds() -> None:
+    tested_at = [[3, 6], [4]]
+    seeds = [
+        Curve(
+            rounds=tuple(range(1, last + 1)),
+            total_bytes=(1.0,) * last,
+            sim_time_s=(None,) * last,
+            figures={
+                "test_accuracy": tuple(0.5 if number in tested else None for number in range(1, last + 1)),
+                "train_loss": (1e300,) * (last - 1) + (2e160 * last,),
+            },
+        )
+        for tested in tested_at
+        for last in [tested[-1]]
+    ]
+    mean = mean_curve(seeds)
+    assert list(mean.figures) == ["train_loss"] and thinned(mean, points=4)
+    assert mean.low["train_loss"] == (1e300,) * 3 + (None,), "its deviation is infinite"
+
+
 def test_thinning_keeps_both_ends_and_every_peak_and_dip() -> None:
     values: list[float | None] = [0.5] * 1000
     values[333], values[700] = 0.99, 0.01

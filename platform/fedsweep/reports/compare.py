@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reports.setting_table import FORMATS, TableStyle, row_order, setting_table, settings_as
 from fedsweep.reports.who_pays import print_shares
-from fedsweep.reports.world_parts import share_of_box
+from fedsweep.reports.world_parts import most_sent, share_of_box
 from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.selection import only_those, order_of
 from fedsweep.results.settings import ReportRun, Setting, report_runs, shortly_called
@@ -113,7 +113,8 @@ def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableS
             styles.append("bold")
         order = row_order(study, style, within=world)
         curves = {place: c.accuracy_by_bytes() for place in world.settings if (c := settings[place].curve)}
-        volumes = {place: share_of_box(curve, list(curves.values())) for place, curve in curves.items()}
+        most = most_sent(curves.values())
+        volumes = {place: share_of_box(curve, most=most) for place, curve in curves.items()}
         for place, row in ((world.cells[row], row) for row in order):
             setting = settings[place]
             method = runs[setting.runs[0]].method

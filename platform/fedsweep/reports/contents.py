@@ -124,7 +124,7 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
     notes = (*sources.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
     charts = {
         **curve_charts(study, looks),
-        **front_charts(study, looks, parts, accuracies),
+        **front_charts(study, looks, parts),
         "parallel": parallel_chart(study, looks, configs),
     } | volume_charts(sources.sweeps)
     return Report(

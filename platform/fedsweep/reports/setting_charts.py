@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.figures.style import INK, Look
 from fedsweep.reports.charts import FEW_TICKS, PERCENT, SENT, SYMBOLS, Chart, drawn, in_panels, shared_range, wrapped
-from fedsweep.reports.world_parts import WorldPart
+from fedsweep.reports.world_parts import WorldPart, tested_accuracies
 from fedsweep.results.curves import Curve, FigureTitle, figure_titles, short, thinned
 from fedsweep.results.pareto import curve_front
-from fedsweep.results.seed_statistics import Estimate
+from fedsweep.results.seed_statistics import Estimate, estimate
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text
 from fedsweep.results.view import SPENT, metrics_of, spent_of
@@ -230,9 +230,7 @@ def _kinds(num_settings: int) -> list[dict[str, Any]]:
     return options if num_settings <= _BANDS else [options[1], options[0], options[2]]
 
 
-def front_charts(
-    study: Study, looks: Sequence[Look], parts: Sequence[WorldPart], accuracies: Sequence[Estimate]
-) -> dict[str, Chart]:
+def front_charts(study: Study, looks: Sequence[Look], parts: Sequence[WorldPart]) -> dict[str, Chart]:
     """Test accuracy against bytes with the Pareto front of all tested rounds, a panel per world, by setting or by run.
 
     Ends off the front are hollow, and so are means on it that the cheaper neighbour's seeds don't tell apart; faint are
@@ -242,7 +240,6 @@ def front_charts(
         study: Runs and settings.
         looks: Of each row.
         parts: The worlds.
-        accuracies: Of each setting over its seeds.
 
     Returns:
         By name; none where nothing was measured.
@@ -260,7 +257,7 @@ def front_charts(
         Chart(
             describe=f"Test accuracy against bytes sent, with the Pareto front {part.world.label}".strip(),
             **drawn(
-                [t for group in groups for t in _with_front(group, looks, accuracies, doubtful=part.unsure)],
+                [t for group in groups for t in _with_front(group, looks, doubtful=part.unsure)],
                 x={**SENT, **_bytes_scale([end.cost for group in groups for end in group])},
                 y=y,
                 hovermode="closest",
@@ -291,6 +288,7 @@ class _End:
         kind: ``mean`` or ``run``.
         curve: Bytes and accuracy of all tests.
         faint: Whether it did not finish.
+        over_seeds: Of a mean, the accuracy of its last test over the seeds.
     """
 
     label: str
@@ -299,6 +297,7 @@ class _End:
     kind: str
     curve: Sequence[tuple[float, float]]
     faint: bool
+    over_seeds: Estimate | None = None
 
     @property
     def cost(self) -> float:
@@ -318,7 +317,11 @@ def _means(study: Study, world: World) -> list[_End]:
         setting = study.settings[place]
         faint = all(study.runs[index].status != "finished" for index in setting.counted)
         curve = setting.curve.accuracy_by_bytes() if setting.curve else []
-        ends.append(_End(label=setting.label, row=row, setting=place, kind=_MEANS, curve=curve, faint=faint))
+        # Seeds may have ended at other rounds: not their last accuracies, but those that the mean's end is of.
+        last = estimate([*tested_accuracies(setting).values()][-1] if curve else ())
+        ends.append(
+            _End(label=setting.label, row=row, setting=place, kind=_MEANS, curve=curve, faint=faint, over_seeds=last)
+        )
     return [end for end in ends if end.curve and end.cost]
 
 
@@ -332,24 +335,22 @@ def _each_run(study: Study, world: World) -> list[_End]:
     return [end for end in ends if end.curve and end.cost]
 
 
-def _with_front(
-    ends: Sequence[_End], looks: Sequence[Look], accuracies: Sequence[Estimate], *, doubtful: Collection[int]
-) -> Iterator[Scatter]:
+def _with_front(ends: Sequence[_End], looks: Sequence[Look], *, doubtful: Collection[int]) -> Iterator[Scatter]:
     steps = curve_front([end.curve for end in ends])
     if not steps:
         return
-    has_intervals = ends[0].kind == _MEANS
     points = [ends[step.curve].curve[place] for step in steps for place in step.places]
     yield _front_line(points, kind=ends[0].kind)
     front = [ends[step.curve] for step in steps if step.places[-1] == len(ends[step.curve].curve) - 1]
     for end in ends:
-        hollow = end not in front or (has_intervals and end.setting in doubtful)
-        yield _point(end, looks[end.row], hollow=hollow, error=accuracies[end.setting] if has_intervals else None)
+        hollow = end not in front or (end.kind == _MEANS and end.setting in doubtful)
+        yield _point(end, looks[end.row], hollow=hollow)
 
 
-def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Scatter:
+def _point(end: _End, look: Look, *, hollow: bool) -> Scatter:
     import plotly.graph_objects as go
 
+    error = end.over_seeds
     has_interval = error is not None and not math.isnan(error.low)
     text = f"{100 * end.accuracy:.2f} %, {bytes_text(end.cost)}"
     if error is not None and has_interval:

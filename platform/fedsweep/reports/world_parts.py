@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsweep.results.pareto import (
@@ -72,7 +72,7 @@ def world_part(world: World, settings: Sequence[Setting]) -> WorldPart:
     places = world.settings
     curves = [curve.accuracy_by_bytes() if (curve := settings[place].curve) else [] for place in places]
     means = {place: mean for place in places if (mean := settings[place].figure("test_accuracy")) is not None}
-    steps = curve_front(curves)
+    steps, most = curve_front(curves), most_sent(curves)
     budgets = [
         row if row.index is None else replace(row, index=places[row.index])
         for row in best_under_budgets(curves, budget_grid(curves))
@@ -82,14 +82,18 @@ def world_part(world: World, settings: Sequence[Setting]) -> WorldPart:
         best=tuple(p for p, mean in means.items() if mean == max(means.values())) if len(places) > 1 else (),
         front=tuple(_front_rows(steps, curves, [settings[place] for place in places], places)),
         budgets=tuple(budgets),
-        volume=share_of_box([point for curve in curves for point in curve], curves),
-        ends_volume=share_of_box([curve[-1] for curve in curves if curve], curves),
+        volume=share_of_box([point for curve in curves for point in curve], most=most),
+        ends_volume=share_of_box([curve[-1] for curve in curves if curve], most=most),
     )
 
 
-def share_of_box(points: Points, curves: Sequence[Points]) -> float | None:
+def most_sent(curves: Iterable[Points]) -> float:
+    """Return the most bytes of all points."""
+    return max((sent for curve in curves for sent, _ in curve), default=0.0)
+
+
+def share_of_box(points: Points, *, most: float) -> float | None:
     """Compute the hypervolume of bytes and accuracies, as a share of the box up to accuracy 1 and the most bytes."""
-    most = max((sent for curve in curves for sent, _ in curve), default=0.0)
     if most <= 0:
         return None
     return hypervolume([(sent / most, -accuracy) for sent, accuracy in points], (1.0, 0.0))
@@ -98,7 +102,7 @@ def share_of_box(points: Points, curves: Sequence[Points]) -> float | None:
 def _front_rows(
     steps: Sequence[FrontStep], curves: Sequence[Points], settings: Sequence[Setting], places: Sequence[int]
 ) -> list[FrontRow]:
-    by_round = [_accuracies(setting) for setting in settings]
+    by_round = [tested_accuracies(setting) for setting in settings]
     rows: list[FrontRow] = []
     before: Estimate | None = None
     for step in steps:
@@ -118,7 +122,7 @@ def _front_rows(
     return rows
 
 
-def _accuracies(setting: Setting) -> Mapping[int, list[float]]:
+def tested_accuracies(setting: Setting) -> Mapping[int, list[float]]:
     """By tested round of the setting's curve the accuracy of each run."""
     curve = setting.curve
     if curve is None:

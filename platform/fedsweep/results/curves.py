@@ -129,10 +129,15 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         if not all(columns):
             return (None,) * len(shared)
         rows = [[column[place[number]] for column, place in zip(columns, places, strict=True)] for number in shared]
-        return tuple(None if any(v is None for v in row) else how([v for v in row if v is not None]) for row in rows)
+        # Of values that are large beyond measure sums and deviations may be infinite.
+        return tuple(
+            None if any(v is None for v in row) else finite(how([v for v in row if v is not None])) for row in rows
+        )
 
-    names = [name for name in curves[0].figures if all(name in curve.figures for curve in curves)]
-    columns = {name: [curve.figures[name] for curve in curves] for name in names}
+    columns = {name: [c.figures[name] for c in curves if name in c.figures] for name in curves[0].figures}
+    means = {name: over(mean, cells) for name, cells in columns.items() if len(cells) == len(curves)}
+    # Seeds that ended at other rounds may have been tested in none together.
+    figures = {name: cells for name, cells in means.items() if any(cell is not None for cell in cells)}
     return Curve(
         rounds=tuple(shared),
         total_bytes=tuple(v or 0.0 for v in over(mean, [curve.total_bytes for curve in curves])),
@@ -140,9 +145,9 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         wall_time_s=over(mean, [curve.wall_time_s for curve in curves]),
         flops=over(mean, [curve.flops for curve in curves]),
         spent={name: over(mean, [curve.spent.get(name, ()) for curve in curves]) for name in curves[0].spent},
-        figures={name: over(mean, columns[name]) for name in names},
-        low={name: over(lambda values: mean(values) - deviation(values), columns[name]) for name in names},
-        high={name: over(lambda values: mean(values) + deviation(values), columns[name]) for name in names},
+        figures=figures,
+        low={name: over(lambda values: mean(values) - deviation(values), columns[name]) for name in figures},
+        high={name: over(lambda values: mean(values) + deviation(values), columns[name]) for name in figures},
     )
 
 
