@@ -17,6 +17,7 @@ from fedsweep.errors import ConfigError, OutputError
 from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.source_log import begin_log, changed_since, changes_on_the_way, read_log
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.reuse import finished_in, not_taken
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -93,6 +94,22 @@ def test_a_run_that_does_not_say_what_began_it_is_of_other_code(begun: Path) -> 
     (begun / "sources.json").unlink()
     with pytest.raises(ConfigError, match="does not say of which sources"):
         run_plan(plan_run(load_config(TINY)), begun, resume=True)
+
+
+def test_a_run_that_goes_on_all_the_same_says_that_nobody_knows_what_began_it(begun: Path) -> None:
+    (begun / "sources.json").unlink()
+    begin_log(begun, {"my.py": "first"}, resume=True, allow_changed=True)
+    (sentence,) = changes_on_the_way(begun)
+    assert sentence.startswith("from round 2 on, other code played it (it does not say of which sources")
+
+
+def test_code_that_played_no_round_is_forgotten(begun: Path) -> None:
+    """Interrupted before its first round; then the code is what it was before."""
+    first = read_log(begun)
+    begin_log(begun, {"my.py": "second"}, resume=True, allow_changed=True)
+    assert changed_since(begun, first[0].sources) == ""
+    begin_log(begun, first[0].sources, resume=True, allow_changed=False)
+    assert read_log(begun) == first
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from tiny import with_totals
 
 from fedsweep.errors import InputError
 from fedsweep.figures import study as pictures
 from fedsweep.figures.study import plot_runs
-from fedsweep.figures.style import setting_looks
+from fedsweep.figures.style import legend_below, line_handle, look_of, panels, setting_looks
 from fedsweep.reports.compare import compared_runs
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.worlds import LayoutKeys
@@ -94,6 +96,17 @@ def test_ends_go_over_a_key_with_numbers(runs: list[ReportRun], figures: list[Fi
 def test_columns_can_be_chosen(runs: list[ReportRun], figures: list[Figure]) -> None:
     plot_runs(runs, "a.png", keys=LayoutKeys(columns=["method"]), called=str.upper)
     assert [panel.get_title() for panel in figures[0].axes] == ["METHOD=FEDAVG", "METHOD=SCAFFOLD"]
+
+
+def test_names_are_written_letter_by_letter() -> None:
+    """Between two dollars matplotlib reads TeX: of an amount it makes italics, of half a formula an error."""
+    names = ["$5 or $6", r"$\frac{x$"]
+    figure, _ = panels(names, title=names[0])
+    legend_below(figure, [line_handle(name, look_of(0)) for name in names])
+    file = io.StringIO()
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(file, format="svg")
+    assert [file.getvalue().count(f">{name}<") for name in names] == [3, 2]
 
 
 def test_what_has_no_curve_is_refused(runs: list[ReportRun]) -> None:

@@ -153,6 +153,14 @@ def test_a_plan_that_training_has_a_say_in_is_refused(tmp_path: Path, monkeypatc
         replay(folder, ["scenario.devices.profile=phone-slow"])
 
 
+def test_a_run_that_a_limit_ended_before_its_first_round_took_what_its_clients_registration_took(
+    tmp_path: Path,
+) -> None:
+    folder = played({"name": "fedavg"}, None, tmp_path / "a", training={**TINY["training"], "stop": {"total_bytes": 1}})
+    found = replay(folder, ["prices.up_gb=1e9", "prices.down_gb=1e9"])
+    assert found.rounds == 0 and found.tree()["money"] == found.bytes_before > 0
+
+
 def test_money_and_energy_are_products(tmp_path: Path) -> None:
     folder = played({"name": "fedavg"}, {"profile": "homogeneous"}, tmp_path / "a")
     found = replay(folder, ["prices.up_gb=2", "prices.down_gb=1"])

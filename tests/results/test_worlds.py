@@ -119,6 +119,18 @@ def test_who_has_no_budgets_stands_in_the_world_of_each(tmp_path: Path) -> None:
     assert [w.label for w in study_of(runs_of(tmp_path / "x", *trials[:2])).layout.worlds] == [""]
 
 
+def test_values_that_are_alike_in_few_digits_are_written_out(tmp_path: Path) -> None:
+    runs = runs_of(
+        tmp_path, *((name, skewed(alpha, name=name)) for alpha in (0.12345, 0.12346) for name in ("fedavg",))
+    )
+    assert [w.label for w in study_of(runs).layout.worlds] == ["dirichlet_alpha=0.12345", "dirichlet_alpha=0.12346"]
+
+
+def test_a_text_that_nests_without_end_is_a_value_like_others(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, *(("a", {"scenario": {"note": note}}) for note in ("[" * 9000, "x")))
+    assert len(study_of(runs).layout.worlds) == 2
+
+
 def test_rows_and_columns_can_be_chosen_by_short_names(tmp_path: Path) -> None:
     trials = [
         ("s", {**skewed(alpha, name="fedprox", mu=mu), "training": {"local_epochs": epochs}})

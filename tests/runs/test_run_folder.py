@@ -156,6 +156,7 @@ def test_an_extra_figure_may_not_take_a_columns_name(tmp_path: Path) -> None:
         (lambda t: t.drop_columns(["lr"]), "'lr' is missing"),
         (lambda t: t.set_column(0, "round", pa.array(["1"])), "'round' must hold int64"),
         (lambda t: t.set_column(5, "lr", pa.array([None], pa.float64())), "'lr' has 1 empty"),
+        (lambda t: t.set_column(6, "cohort", pa.array([[0, None]])), "'cohort' has 1 empty"),
         (lambda t: t.append_column("more", pa.array(["x"])), "'more' must hold double"),
         (lambda t: t.set_column(0, "round", pa.array([0])), "round 0 follows round 0"),
     ],

@@ -12,6 +12,7 @@ from fedsweep.cli import main
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.sweeps.space import list_trials
+from fedsweep.sweeps.summary import Summary, write_summary
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 
@@ -72,3 +73,11 @@ def test_a_plan_that_is_none_is_an_error_that_names_it(text: str, tmp_path: Path
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(OutputError, match=r"sweep\.json"):
         SweepFolder(tmp_path).read_plan()
+
+
+def test_a_summary_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "s", {"seed": 1})
+    (folder.path / "summary.parquet").mkdir()
+    nothing = Summary(metrics=("test_accuracy",), modes=("max",), trials=(), settings=(), differences=(), notes=())
+    with pytest.raises(OutputError, match=r"summary\.parquet: cannot be written: Is a directory"):
+        write_summary(folder, nothing)

@@ -201,3 +201,16 @@ def test_strata_are_named_of_any_configuration_also_a_foreign_one(task: Any, nam
 
 def test_strata_are_classes_where_nothing_is_said() -> None:
     assert stratum_of({}) == stratum_of({"scenario": 7}) == "class"
+
+
+@pytest.mark.parametrize("said", [0.1, 0.2])
+def test_a_number_that_does_not_vary_counts_in_r2_as_met_or_not(said: float) -> None:
+    """As scikit-learn's, where 0.1 is exact; its sums of squares leave a variance of some 1e-16, or below 0."""
+    from sklearn.metrics import r2_score
+
+    true = torch.tensor([[0.1, value] for value in np.linspace(0, 1, 999)], dtype=torch.float64)
+    outputs = torch.stack([torch.full([999], said, dtype=torch.float64), true[:, 1] + 0.1], dim=1)
+    task = Regression(target_shape=(2,))
+    assert task.scores(task.tally(outputs, true))["r2"] == pytest.approx(
+        ((said == 0.1) + r2_score(true[:, 1], outputs[:, 1])) / 2
+    )

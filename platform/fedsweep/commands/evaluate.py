@@ -114,7 +114,7 @@ def _print_classes(evaluated: Evaluated, console: Console) -> None:
         cells = [f"c{row['class']}", *([row["name"]] if names else [])]
         table.add_row(*cells, _share(row["accuracy"]), str(row["samples"]), *counts)
     console.print("\nconfusion: rows true, columns predicted", highlight=False)
-    console.print(table)
+    console.print(table, markup=False)
 
 
 def _print_confusions(evaluated: Evaluated, console: Console) -> None:
@@ -130,7 +130,7 @@ def _print_confusions(evaluated: Evaluated, console: Console) -> None:
         name = _named(evaluated.class_names, row["class"])
         table.add_row(name, _share(row["accuracy"]), str(row["samples"]), taken)
     console.print(f"\nthe {min(_MOST_CONFUSIONS, len(rows))} worst of {len(rows)} classes (--json has all)")
-    console.print(table)
+    console.print(table, markup=False)
 
 
 def _print_spread(evaluated: Evaluated, console: Console) -> None:

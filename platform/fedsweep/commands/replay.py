@@ -48,7 +48,7 @@ def replay(
         ("virtual time", "no devices" if clock is None else f"{clock:,.3f} s"),
         ("clients busy", "no devices" if seconds is None else f"{seconds:,.3f} s"),
         ("energy", "no devices" if energy is None else f"{energy:,.6g} kWh"),
-        ("money", f"{replayed.money[-1]:,.6g}"),
+        ("money", f"{replayed.money_spent:,.6g}"),
     )
     for row in rows:
         table.add_row(*row)

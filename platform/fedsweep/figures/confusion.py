@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsweep.figures.style import INK, PANEL_WIDTH, TEXT_WIDTH, checked_path, figure_of, paper_style, save_figure
+from fedsweep.figures.style import (
+    INK,
+    PANEL_WIDTH,
+    TEXT_WIDTH,
+    as_it_is,
+    checked_path,
+    figure_of,
+    paper_style,
+    save_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,9 +60,10 @@ def draw_confusion(axes: Axes, confusion: np.ndarray, *, class_names: Sequence[s
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     if class_names and len(class_names) <= _MOST_NAMES:
-        axes.set_yticks(range(len(class_names)), list(class_names))
+        names = list(map(as_it_is, class_names))
+        axes.set_yticks(range(len(names)), names)
         lean = max(map(len, class_names)) > 2
-        axes.set_xticks(range(len(class_names)), list(class_names), rotation=90 if lean else 0)
+        axes.set_xticks(range(len(names)), names, rotation=90 if lean else 0)
     else:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True))

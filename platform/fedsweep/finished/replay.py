@@ -73,6 +73,7 @@ class Replayed:
         clocks: The virtual clock at each round's end; None without devices.
         device_s: Seconds in which clients computed, sent or received, all of them together; None without devices.
         energy: Kilowatt-hours of the clients up to each round's end, for the given powers; None without devices.
+        money_before: Money before round 1.
         money: Up to each round's end, for the given prices; what needs devices only with them.
     """
 
@@ -83,6 +84,7 @@ class Replayed:
     clocks: tuple[float | None, ...]
     device_s: float | None
     energy: tuple[float | None, ...]
+    money_before: float
     money: tuple[float, ...]
 
     @property
@@ -95,9 +97,14 @@ class Replayed:
         """Kilowatt-hours of the whole run."""
         return self.energy[-1] if self.energy else None
 
+    @property
+    def money_spent(self) -> float:
+        """Money for the whole run."""
+        return self.money[-1] if self.money else self.money_before
+
     def tree(self) -> dict[str, Any]:
         """Return plain mappings, lists and numbers."""
-        whole = {"sim_time_s": self.sim_time_s, "energy_kwh": self.energy_kwh, "money": self.money[-1]}
+        whole = {"sim_time_s": self.sim_time_s, "energy_kwh": self.energy_kwh, "money": self.money_spent}
         rounds = {"clocks": self.clocks, "energy_kwh_by_round": self.energy, "money_by_round": self.money}
         sums = {name: getattr(self, name) for name in ("rounds", "bytes_before", "bytes_up", "bytes_down", "device_s")}
         return {**sums, **whole, **{name: list(cells) for name, cells in rounds.items()}}
@@ -323,7 +330,8 @@ def _summed(
 ) -> Replayed:
     per_gb = {"up": prices.up_gb, "down": prices.down_gb}
     first = [row for row in traffic.to_pylist() if not row["round"]]
-    money, kwh, device_s = sum(row["bytes"] * per_gb[row["direction"]] for row in first) / 1e9, 0.0, 0.0
+    before = sum(row["bytes"] * per_gb[row["direction"]] for row in first) / 1e9
+    money, kwh, device_s = before, 0.0, 0.0
     moneys, energies = [], list[float | None]()
     for record in records:
         money += (record.bytes_up * prices.up_gb + record.bytes_down * prices.down_gb) / 1e9
@@ -343,5 +351,6 @@ def _summed(
         clocks=clocks,
         device_s=None if busy is None else device_s,
         energy=tuple(energies),
+        money_before=before,
         money=tuple(moneys),
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.results.texts import bytes_text, some_of
 from fedsweep.sweeps.sweep_folder import SUMMARY
 
@@ -32,7 +32,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for setting in summary.settings:
         table.add_row(*_cells(setting, summary.metrics))
-    console.print(table)
+    console.print(table, markup=False)
     differences = [
         {**asdict(d), "first": summary.settings[d.first].label, "second": summary.settings[d.second].label}
         for d in summary.differences
@@ -106,7 +106,7 @@ def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: s
 def read_verdict(folder: Path) -> list[str]:
     """:func:`verdict_lines` of a sweep's folder; none where it has no summary, or one that cannot be read."""
     try:
-        tree = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        tree = parse_json(read_regular(folder / SUMMARY, max_bytes=MOST_DOCUMENT_BYTES))
         (metric, mode), *_ = tree["metrics"].items()
         return verdict_lines(tree["differences"], metric, mode, num_settings=len(tree["settings"]))
     except FileNotFoundError:

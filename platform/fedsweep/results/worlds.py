@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsweep.errors import ConfigError
@@ -258,10 +258,11 @@ def _words(
     named = [key for key in keys if beside is None or not key.startswith("method") or not key.endswith("name")]
     telling = config_table([{key: flat[key] for key in named if key in flat} for flat in chosen]).telling
     short = short_keys(telling)
+    shown = {key: _values_shown({flat[key] for flat in chosen if key in flat}) for key in telling}
     values = {title: [flat for flat, other in zip(chosen, titles, strict=True) if other == title] for title in titles}
     return [
         [
-            f"{short[key]}={_value(flat[key])}"
+            f"{short[key]}={shown[key][flat[key]]}"
             for key in telling
             if key in flat and len({other.get(key) for other in values[title]}) > 1
         ]
@@ -318,10 +319,15 @@ def _values(flat: Mapping[str, str], keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(flat.get(key, "") for key in keys)
 
 
+def _values_shown(texts: Collection[str]) -> dict[str, str]:
+    """Return values of a flat configuration as they are shown, numbers in few digits unless two were then alike."""
+    shown = {text: _value(text) for text in texts}
+    return shown if len({*shown.values()}) == len(shown) else {text: text for text in texts}
+
+
 def _value(text: str) -> str:
-    """Return a value of a flat configuration, numbers in few digits."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the folder may be anybody's
         return text
     return clean(value_text(value) if isinstance(value, int | float) else text)

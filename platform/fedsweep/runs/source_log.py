@@ -24,7 +24,8 @@ class Stretch:
     Attributes:
         first_round: The first of them, from 1.
         sources: The sources, see :func:`~fedsweep.runs.sources.sources_of`.
-        changed: What had changed since the stretch before, in words; empty in the first.
+        changed: What had changed since the stretch before, in words; empty in the first, unless what began the run
+            is not known.
     """
 
     first_round: int
@@ -46,7 +47,7 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
         OutputError: The log is damaged, or can't be written.
     """
     played = newest_round(folder) if resume else 0
-    stretches = list(read_log(folder)) if played else []
+    stretches = _played(folder, played)
     if not stretches and not played:
         stretches = [Stretch(first_round=1, sources=sources)]
     elif changed := changes(stretches[-1].sources if stretches else None, sources):
@@ -58,7 +59,7 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
 
 def changes_on_the_way(folder: Path) -> list[str]:
     """Return a sentence for each time that a run went on with other sources; raises as :func:`read_log`."""
-    later = read_log(folder)[1:]
+    later = [stretch for stretch in read_log(folder) if stretch.changed]
     return [f"from round {stretch.first_round} on, other code played it ({stretch.changed})" for stretch in later]
 
 
@@ -68,10 +69,15 @@ def changed_since(folder: Path, sources: Sources) -> str:
     Raises:
         OutputError: The log is damaged.
     """
-    if not newest_round(folder):
+    if not (played := newest_round(folder)):
         return ""
-    stretches = read_log(folder)
+    stretches = _played(folder, played)
     return changes(stretches[-1].sources if stretches else None, sources)
+
+
+def _played(folder: Path, rounds: int) -> list[Stretch]:
+    """Return the stretches of so many rounds: who was to go on may have been stopped before the next."""
+    return [stretch for stretch in read_log(folder) if stretch.first_round <= rounds] if rounds else []
 
 
 def refusal(folder: Path, changed: str) -> str:

@@ -16,7 +16,7 @@ from fedsweep.errors import InputError
 from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
 from fedsweep.results.settings import counted, group_settings, remarks, report_runs
 from fedsweep.results.view import RunView, load_run
-from fedsweep.runs.files import atomic_write
+from fedsweep.runs.files import write_file
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.fairness import TrialWorld, comparable
 from fedsweep.sweeps.space import Trial, canonical
@@ -188,7 +188,7 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
             "notes": list(summary.notes),
         }
     )
-    atomic_write(folder.path / TABLE, _parquet(summary))
+    write_file(folder.path / TABLE, _parquet(summary))
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

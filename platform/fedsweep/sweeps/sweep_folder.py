@@ -19,7 +19,7 @@ from fedsweep import __version__
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.fleet.ray_internals import RAY_LOG
-from fedsweep.runs.files import TRACKING, atomic_write
+from fedsweep.runs.files import TRACKING, atomic_write, write_file
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, PLAN, RunFolder
 from fedsweep.sweeps.budget.study_clock import ELAPSED
@@ -110,7 +110,7 @@ class SweepFolder:
     def extend(self, plan: SweepPlan, *, config_yaml: str) -> None:
         """Go on by another plan and its configuration."""
         self.write_plan(plan)
-        self._write(CONFIG, config_yaml)
+        write_file(self.path / CONFIG, config_yaml.encode())
 
     def withdraw(self) -> None:
         """Undo :meth:`create`; a folder that holds more stays."""
@@ -133,7 +133,7 @@ class SweepFolder:
             "trials": trials,
         }
         more = {"request": dict(plan.request), "beside": list(plan.beside)}
-        self._write(PLAN, _json(body | {key: value for key, value in more.items() if value}))
+        write_file(self.path / PLAN, _json(body | {key: value for key, value in more.items() if value}))
 
     def read_plan(self) -> SweepPlan:
         """Read the plan.
@@ -193,13 +193,7 @@ class SweepFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace the summary."""
-        self._write(SUMMARY, _json(summary))
-
-    def _write(self, name: str, text: str) -> None:
-        try:
-            atomic_write(self.path / name, text.encode())
-        except OSError as error:
-            raise OutputError(f"{self.path / name}: cannot be written: {error.strerror or error}") from error
+        write_file(self.path / SUMMARY, _json(summary))
 
     def _clear(self) -> None:
         """Remove an earlier sweep: what its plan names, and nothing else."""
@@ -213,8 +207,8 @@ class SweepFolder:
             (self.path / name).unlink(missing_ok=True)
 
 
-def _json(body: Any) -> str:
-    return f"{json.dumps(body, indent=1, ensure_ascii=False)}\n"
+def _json(body: Any) -> bytes:
+    return f"{json.dumps(body, indent=1, ensure_ascii=False)}\n".encode()
 
 
 def _fixed(config_tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -114,6 +115,20 @@ class Task(Checked, ABC):
     def num_strata(self) -> int:
         """Values that :meth:`strata` may have; 1 where there are none."""
         return 1
+
+
+def r_squared(off: Tensor, around_mean: Tensor, squares: Tensor) -> Tensor:
+    """Return the share of the variance that is explained, as scikit-learn's ``r2_score``.
+
+    Of what does not vary it is 1 where everything is met, else 0.
+
+    Args:
+        off: Sums of squared errors.
+        around_mean: Sums of squared distances of the true values from their mean.
+        squares: Sums of the true values' squares; a difference of these that is this small is rounding.
+    """
+    varies = around_mean > 1e-12 * squares
+    return torch.where(varies, 1 - off / around_mean.where(varies, 1.0), (off == 0).to(off.dtype))
 
 
 def require_integers(targets: NDArray[Any], below: int, where: str, *, what: str, gaps: bool = True) -> None:

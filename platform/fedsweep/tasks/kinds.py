@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsweep.errors import DataError
 from fedsweep.parameters.ranges import Count
-from fedsweep.tasks.base import Tally, Task, require_integers
+from fedsweep.tasks.base import Tally, Task, r_squared, require_integers
 from fedsweep.tasks.declaration import SHARE, Declaration
 from fedsweep.tasks.unlabelled import Generative, SelfSupervised
 
@@ -178,11 +178,10 @@ class Regression(Task):
     def scores(self, tally: Tally) -> Mapping[str, float]:
         count = int(tally["count"])
         around_mean_K = tally["target_squares"] - tally["targets"].square() / count
-        r2_K = 1 - tally["squares"] / around_mean_K
         return {
             "rmse": math.sqrt(float((tally["squares"] / count).mean())),
             "mae": float((tally["absolute"] / count).mean()),
-            "r2": float(r2_K.mean()),
+            "r2": float(r_squared(tally["squares"], around_mean_K, tally["target_squares"]).mean()),
         }
 
     def strata(self, targets: NDArray[Any]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsweep.errors import DataError
 from fedsweep.parameters.ranges import CountOrZero
-from fedsweep.tasks.base import Tally, Task
+from fedsweep.tasks.base import Tally, Task, r_squared
 from fedsweep.tasks.declaration import Declaration
 
 
@@ -144,6 +144,8 @@ class SelfSupervised(OfInputs):
         }
 
     def scores(self, tally: Tally) -> Mapping[str, float]:
-        around_mean = float((tally["squares"] - tally["values"].square() / tally["hidden"].clamp(min=1)).sum())
-        loss = float(tally["loss"])
-        return {"masked_mse": loss / max(1, int(tally["count"])), "masked_r2": 1 - loss / max(around_mean, 1e-300)}
+        around_mean = (tally["squares"] - tally["values"].square() / tally["hidden"].clamp(min=1)).sum()
+        return {
+            "masked_mse": float(tally["loss"]) / max(1, int(tally["count"])),
+            "masked_r2": float(r_squared(tally["loss"], around_mean, tally["squares"].sum())),
+        }

@@ -221,6 +221,14 @@ def test_live_progress_prints_messages_as_they_are() -> None:
     assert "client [red]3[/red] was lost" in file.getvalue()
 
 
+def test_live_progress_shows_a_name_letter_by_letter() -> None:
+    progress, file = live()
+    with progress:
+        progress.started(replace(info(), name="[/]a[red]b"))
+        progress.round_done(record(1))
+    assert "[/]a[red]b" in file.getvalue()
+
+
 def test_live_progress_says_that_it_was_interrupted() -> None:
     progress, file = live(interrupted=True)
     with progress:

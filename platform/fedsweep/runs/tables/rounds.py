@@ -147,8 +147,8 @@ def check_round_table(table: pa.Table, source: object) -> None:
     """Refuse a table that is not one of rounds.
 
     Raises:
-        OutputError: A column is missing or of another type, a cell that must be there is null, or the rounds do not
-            ascend from 1 or more.
+        OutputError: A column is missing or of another type, a cell or a list's number that must be there is null, or
+            the rounds do not ascend from 1 or more.
     """
     types = _arrow_types()
     for column in ROUND_COLUMNS:
@@ -158,8 +158,10 @@ def check_round_table(table: pa.Table, source: object) -> None:
         if not cells.type.equals(types[column.kind]):
             expected = types[column.kind]
             raise OutputError(f"{source}: the column {column.name!r} must hold {expected}, but it holds {cells.type}")
-        if cells.null_count and not column.nullable:
-            raise OutputError(f"{source}: the column {column.name!r} has {cells.null_count} empty cells")
+        empty = 0 if column.nullable else cells.null_count
+        empty += 0 if column.is_scalar else sum(chunk.flatten().null_count for chunk in cells.chunks)
+        if empty:
+            raise OutputError(f"{source}: the column {column.name!r} has {empty} empty cells")
     for name in table.column_names:
         if name not in _NAMES and not table.column(name).type.equals(types["float"]):
             raise OutputError(f"{source}: the column {name!r} must hold double, but it holds {table.column(name).type}")

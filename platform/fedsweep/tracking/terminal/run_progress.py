@@ -281,11 +281,11 @@ class LiveProgress(Progress):
             present = (
                 f"starting: {self._work}" if standing is None else f"{standing.name}: {self._work or 'first round'}"
             )
-            self._spinner.update(text=present)
+            self._spinner.update(text=Text(present))
             return self._spinner
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in _HEADINGS:
-            table.add_column(standing.figure if heading == _ACCURACY[0] else heading, justify="right")
+            table.add_column(Text(standing.figure if heading == _ACCURACY[0] else heading), justify="right")
         for row in list(self._rows):
             table.add_row(*(row[heading] for heading in _HEADINGS))
         return Group(table, self._bar(standing), *([Text(self._work)] if self._work else []))
@@ -293,7 +293,7 @@ class LiveProgress(Progress):
     def _bar(self, standing: Standing) -> RenderableType:
         line = Table.grid(padding=(0, 1))
         line.add_row(
-            standing.name,
+            Text(standing.name),
             ProgressBar(total=standing.planned, completed=standing.done, width=30),
             f"{standing.done}/{standing.planned}",
             _duration(self._clock() - self._began),

@@ -193,7 +193,7 @@ class LiveSweepProgress(SweepProgress):
             style = {"failed": "red", _RUNNING: "", "finished": "green"}.get(state.status, "dim")
             seed = "-" if state.seed is None else str(state.seed)
             figures = (f"{state.round}/{state.planned}", _figure(state.metric, ".4f"), f"{state.megabytes:.1f}")
-            table.add_row(state.label, seed, state.status, *figures, style=style)
+            table.add_row(Text(state.label), seed, state.status, *figures, style=style)
         return Group(table, Text(counts))
 
     def _shown(self) -> Sequence[TrialState]:
