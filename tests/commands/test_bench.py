@@ -68,6 +68,7 @@ def test_what_is_measured_is_printed_and_written(fedsweep: Command, asked: list[
     code, out, _ = fedsweep("bench", "T", "--repeat", "2", "--scale", "full", "--rounds", "7", "--json", "speed.json")
     assert code == 0 and asked[0].is_full and (asked[0].repeats, asked[0].rounds) == (2, 7)
     assert "1.75" in out and "1.50 to 2.00" in out and "reached" in out and "rounds (x)" in out
+    assert "1.5 s" in out and "2.5 s" in out, "the medians of either side"
     found = json.loads(Path("speed.json").read_text())
     assert {"cpu", "cpus", "memory_gb", "device", "versions", "git_commit", "git_changed"} <= set(found["machine"])
     assert (found["format"], found["is_judged"], found["load_of_others_cpus"]) == (1, True, {"T": 0.05})

@@ -125,8 +125,9 @@ def test_networks_that_classify_no_pictures_are_tried_on_data_of_theirs() -> Non
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_doctor_without_a_gpu_says_so(fedsweep: Command) -> None:
-    code, _, err = fedsweep("doctor", "--gpu")
-    assert code == 2 and "torch sees no GPU here" in err
+def test_doctor_without_a_gpu_says_so(fedsweep: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsweep.fleet.ray_leftovers.dead_sessions", lambda: [tmp_path / "session_1"])
+    code, out, err = fedsweep("doctor", "--gpu", "--clear")
+    assert out.startswith("removed") and code == 2 and "torch sees no GPU here" in err
     code, _, err = fedsweep("doctor", "--json", "gpu.json")
     assert code == 2 and "belongs to --gpu" in err

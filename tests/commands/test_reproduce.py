@@ -134,10 +134,17 @@ def test_tables_are_listed_with_their_costs(table: Path, fedsweep: Command, monk
     assert rows[3][:4] == ["in", "all", "4", "48"]
 
 
-@pytest.mark.parametrize("words", [["methods", "--costs"], ["tables", "--scale", "full"]])
-def test_only_tables_have_costs(words: list[str], fedsweep: Command) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["methods", "--costs"], "fedsweep list tables --costs"),
+        (["tables", "--scale", "full"], "fedsweep list tables --costs"),
+        (["tables", "--costs", "--scale", "smal"], "unknown scale 'smal'; did you mean 'small'"),
+    ],
+)
+def test_only_tables_have_costs(words: list[str], said: str, fedsweep: Command) -> None:
     code, _, err = fedsweep("list", *words)
-    assert code == 2 and "fedsweep list tables --costs" in err
+    assert code == 2 and said in err and err.count("\n") == 1
 
 
 def test_costs_alone_need_no_run_and_are_compared(table: Path, tmp_path: Path, fedsweep: Command) -> None:
@@ -315,6 +322,8 @@ def test_resume_runs_only_what_is_not_finished_and_makes_the_same_table(
     shutil.rmtree(broken)
     kept = folder / "0003-FedProx_even_seed=0" / "result.json"
     before = kept.stat().st_mtime_ns
+    _, out, _ = fedsweep("reproduce", "--resume", "--out", folder, "--dry-run")
+    assert out.splitlines()[-1].endswith("1 runs, 2 rounds in all; 3 more have finished") and out.count("even") == 0
     code, out, _ = fedsweep("reproduce", "--resume", "--out", folder, "--quiet")
     assert code == 0 and "4 of 4 cells measured" in out
     assert kept.stat().st_mtime_ns == before and (broken / "result.json").is_file()
@@ -352,6 +361,9 @@ def test_a_table_takes_over_what_one_beside_it_has_finished(
 ) -> None:
     path = beside(made, tmp_path)
     monkeypatch.setattr("fedsweep.sweeps.tuner.run_sweep", None)  # nothing is left to run
+    for more, told in (([], "0 runs, 0 rounds in all; 2 more have finished"), (["--fresh"], "2 runs, 4 rounds in all")):
+        _, out, _ = fedsweep("reproduce", path, "--out", "part", "--dry-run", *more)
+        assert out.splitlines()[-1].endswith(told)
     code, out, err = fedsweep("reproduce", path, "--out", "part")
     assert code == 0 and "2 of 2 runs have finished in whole already and are taken over" in err
     assert "nothing is run" in err and "2 of 2 cells measured" in out

@@ -25,6 +25,7 @@ FIGURES = """  figures:
     - {name: even, kind: bars, y: accuracy, columns: [even]}
     - {name: prox, kind: bars, y: accuracy, rows: [FedProx]}
     - {name: all, kind: bars, y: accuracy}
+    - {name: grouped, kind: curves, groups: {Prox: [FedProx]}}
   notes:
 """
 
@@ -32,8 +33,8 @@ FIGURES = """  figures:
 @pytest.mark.parametrize(
     ("rows", "columns", "wanted"),
     [
-        (None, None, ["even", "prox", "all"]),
-        (None, "K=2", ["prox", "all"]),
+        (None, None, ["even", "prox", "all", "grouped"]),
+        (None, "K=2", ["prox", "all", "grouped"]),
         ("FedAvg", "even", ["even", "all"]),
         ("FedAvg", "K=2", ["all"]),
     ],

@@ -60,6 +60,17 @@ def test_resume_without_a_file_takes_the_address_alone(tmp_path: Path, capsys: p
     assert main([*words, "runtime.address=auto"]) == 0
 
 
+def test_dry_run_leaves_out_what_is_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(tmp_path / "s", {"tracking": {"uri": "none"}, "sweep": {"space": {"seed": {"grid": [3, 4, 5]}}}})
+    monkeypatch.setattr(SweepFolder, "has_finished", lambda self, trial: trial.values["seed"] != 4)
+    assert main(["sweep", "--resume", "--out", str(tmp_path / "s"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[1] for line in out.splitlines()[1:-1]] == ["4"]
+    assert out.splitlines()[-1].startswith("1 trials beside 2 that have finished, about")
+
+
 def test_an_overwritten_sweep_leaves_nothing_that_the_next_would_add_to(tmp_path: Path) -> None:
     folder = begun(tmp_path / "s", {"sweep": {"space": {"seed": {"grid": [0]}}}})
     for name in ("summary.json", "optuna.log", "elapsed.json", "mlflow.json", "notes.txt"):

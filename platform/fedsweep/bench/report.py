@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,7 +16,7 @@ COLUMNS = ("set-up", "what", "against", "ratio", "least to greatest", "ours", "t
 def row(name: str, figure: Figure, *, is_judged: bool) -> tuple[str, ...]:
     """Return one figure's row under :data:`COLUMNS`, beside its set-up's name."""
     ratios = figure.ratios
-    theirs = sorted(figure.reference_s)[len(figure.reference_s) // 2] if figure.reference_s else None
+    theirs = statistics.median(figure.reference_s) if figure.reference_s else None
     demands = [f">= {figure.asked:g}"] if figure.asked is not None else []
     demands += [f"<= {figure.limit_s:g} s"] if figure.limit_s is not None else []
     return (

@@ -23,9 +23,7 @@ SHOW_EXAMPLES = examples(
 
 
 def list_names(
-    kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="methods, datasets, models, partitions, presets or tables.")
-    ],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}.")],
     costs: Annotated[
         bool,
         typer.Option(

@@ -52,11 +52,7 @@ def doctor(
 
     Exit code 1, with the problem's name, where experiments can't run here; with --gpu, where a network can't.
     """
-    if gpu:
-        from fedsweep.commands.running.device import try_device
-
-        raise typer.Exit(try_device("cuda", json))
-    if json is not None:
+    if json is not None and not gpu:
         raise ConfigError("--json belongs to --gpu; add it")
     if clear:
         from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
@@ -64,6 +60,10 @@ def doctor(
         for folder in dead_sessions():
             remove_session(folder)
             print(f"removed  {folder}", flush=True)
+    if gpu:
+        from fedsweep.commands.running.device import try_device
+
+        raise typer.Exit(try_device("cuda", json))
     problems = 0
     for name, check in _CHECKS.items():
         try:

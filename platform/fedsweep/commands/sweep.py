@@ -133,7 +133,8 @@ def begin(config: Config, folder: SweepFolder | None, options: Asked) -> None:
     _tell_plan(prepared, options)
     reused = taken_over(prepared, options.reuse, dry_run=options.dry_run)
     if options.dry_run:
-        print_sweep(prepared)
+        own = {folder.trial_path(e.trial) for e in prepared.entries if going_on and folder.has_finished(e.trial)}
+        print_sweep(prepared, there=own | reused.keys())
         return
     if options.extend:
         prepared.write_extension()

@@ -96,6 +96,13 @@ class Task:
         """True where every cell is a run of its own."""
         return not self.costs_only and self.reproduction.table.has_runs
 
+    @property
+    def finished(self) -> set[Path]:
+        """Folders of runs that are left out, since they have finished there or in tables beside this one."""
+        own = self.left.by_key.values() if self.going_on else ()
+        beside = {} if self.fresh else finished_elsewhere(self.left, self.folder)[0]
+        return {self.folder.trial_path(trial) for trial in own if self.folder.has_finished(trial)} | beside.keys()
+
     def prepared(self) -> PreparedSweep:
         """Return the cells as trials, checked as a sweep's trials are; the data sets are loaded.
 
@@ -373,7 +380,7 @@ def _drawn(
     pictures: list[Path] = []
     problems = []
     for figure in whole.table.figures:
-        if not (_meet(figure.rows, whole.rows) and _meet(figure.columns, whole.columns)):
+        if not (_meet(figure.shown_rows, whole.rows) and _meet(figure.columns, whole.columns)):
             continue
         try:
             pictures += draw(figure, grid, views, path_stem=folder / FIGURES / figure.name)

@@ -163,11 +163,11 @@ def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> floa
     return float({"total_bytes": cost.total_bytes, "flops": cost.flops, "sim_time_s": cost.sim_time_s or 0}[resource])
 
 
-def trial_costs(prepared: PreparedSweep) -> dict[str, Forecast]:
-    """Forecast the costs of the first trials, from plans alone; by their folders' names."""
+def trial_costs(prepared: PreparedSweep, entries: Sequence[PreparedTrial]) -> dict[str, Forecast]:
+    """Forecast the costs of the first of these trials, from plans alone; by their folders' names."""
     costs: dict[str, Forecast] = {}
     with guarded(when="before the run", raises=ConfigError):
-        for entry in (prepared.entries or prepared.samples)[:_CHECKED_SETTINGS]:
+        for entry in entries[:_CHECKED_SETTINGS]:
             dataset = prepared.datasets[dataset_key(entry.config)]
             costs[entry.trial.folder] = forecast(build_experiment(resolve(entry.user_config), dataset))
     return costs

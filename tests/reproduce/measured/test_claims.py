@@ -89,6 +89,12 @@ def test_a_row_may_lie_somewhat_below_another_for_less(
     assert found.claim == "FedProx above each of FedAvg, or within 2 of them, at less than 0.6 of their cost"
 
 
+def test_claims_of_other_words_have_lines_of_their_own(claimed: Callable[[str], TableFile]) -> None:
+    table = claimed("{order: [FedAvg, FedProx], says: more}, {order: [FedAvg, FedProx], says: far more}")
+    lines = claim_lines(grid_of(table, {"FedAvg": around(1), "FedProx": around(0)}))
+    assert [line.partition(":")[0] for line in lines] == ['Claimed ("more")', 'Claimed ("far more")']
+
+
 def test_nothing_is_said_of_columns_and_rows_that_were_not_measured(claimed: Callable[[str], TableFile]) -> None:
     table = claimed(
         "{order: [FedAvg, FedProx], columns: [K=2]}, {order: [FedProx, SCAFFOLD]}, {order: [FedAvg, FedProx]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,20 +46,27 @@ def _cost_cells(cost: Forecast | None, bytes_text: Callable[[float], str]) -> li
     return [f"{about}{cost.local_steps:,}", f"{about}{bytes_text(cost.total_bytes)}", f"{about}{cost.flops:.3g}"]
 
 
-def print_sweep(prepared: PreparedSweep) -> None:
-    """Print the trials of a sweep with their costs, and about how long they will take."""
+def print_sweep(prepared: PreparedSweep, *, there: Collection[Path]) -> None:
+    """Print the trials of a sweep with their costs, and about how long they will take.
+
+    Args:
+        prepared: The sweep.
+        there: Folders of trials that are not run, since they have finished.
+    """
     from fedsweep.driver.backend import reckoned_seconds
     from fedsweep.results.texts import seconds_text
     from fedsweep.sweeps.prepare import trial_costs
 
     if prepared.allowance is not None:
         print_budget(prepared)
-    costs = trial_costs(prepared)
-    print_trials(prepared.entries or prepared.samples, heading="trial", costs=costs)
+    entries = [e for e in prepared.entries or prepared.samples if prepared.folder.trial_path(e.trial) not in there]
+    costs = trial_costs(prepared, entries)
+    print_trials(entries, heading="trial", costs=costs)
     each = sum(map(reckoned_seconds, costs.values())) / max(1, len(costs))
     proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
-    about = seconds_text(prepared.total * each)
-    print(f"{prepared.total} trials, about {about} of training on one core{proposed}")
+    left = max(0, prepared.total - len(there))
+    beside = f" beside {len(there)} that have finished" if there else ""
+    print(f"{left} trials{beside}, about {seconds_text(left * each)} of training on one core{proposed}")
 
 
 def print_budget(prepared: PreparedSweep) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.costs import Cost, TableCosts
     from fedsweep.reproduce.task import Task
-
-_SCALE = "full"
 
 
 def print_dry(task: Task) -> None:
@@ -24,16 +23,20 @@ def print_dry(task: Task) -> None:
 
     reproduction = task.left
     at = f"{reproduction.table.name} at scale {reproduction.request.scale}"
-    if task.has_runs and not reproduction.cells:
-        print(f"{at}: nothing is left to be run, --from has all of it")
-    elif task.has_runs:
-        costs = costs_of(reproduction)
-        if not costs.absent:
-            print_trials(task.prepared().entries, heading="row | column")
-        _print_costs(costs)
-        rounds = sum(cell.config.training.rounds for cell in reproduction.firsts.values())
-        more = f"; {len(task.given_runs)} more are given" if task.given_runs else ""
-        print(f"{at}: {len(reproduction.firsts)} runs, {rounds} rounds in all{more}")
+    if task.has_runs:
+        finished, folders = task.finished, reproduction.folders(task.folder.path)
+        left = replace(reproduction, cells=tuple(c for c in reproduction.cells if folders[c] not in finished))
+        costs = costs_of(left)
+        if left.cells and not costs.absent:
+            entries = task.prepared().entries
+            shown = [entry for entry in entries if task.folder.trial_path(entry.trial) not in finished]
+            print_trials(shown, heading="row | column")
+        if left.cells:
+            _print_costs(costs)
+        rounds = sum(cell.config.training.rounds for cell in left.firsts.values())
+        more = f"; {len(finished)} more have finished" if finished else ""
+        more += f"; {len(task.given_runs)} more are given" if task.given_runs else ""
+        print(f"{at}: {len(left.firsts)} runs, {rounds} rounds in all{more}")
     else:
         table = make_table("row | column", "seed")
         for cell in reproduction.cells:
@@ -54,12 +57,15 @@ def _print_costs(costs: TableCosts) -> None:
 def print_list(scale: str | None) -> None:
     """Print the costs of each table with a scale, and of all; runs that tables share count in each, and once in all."""
     from fedsweep.commands.terminal.output import note
-    from fedsweep.errors import InputError
+    from fedsweep.errors import ConfigError, InputError, unknown_name
     from fedsweep.reproduce.costs import Cost, Estimator, costs_of
+    from fedsweep.reproduce.definition.sections import FULL, SCALES
     from fedsweep.reproduce.definition.table_file import listed_tables
     from fedsweep.reproduce.reproduction import TableRequest, reproduction
 
-    scale, estimator = scale or _SCALE, Estimator(by_method=False)
+    scale, estimator = scale or FULL, Estimator(by_method=False)
+    if scale not in SCALES:
+        raise ConfigError(unknown_name("scale", scale, SCALES))
     totals: dict[str, Cost] = {}
     keys: dict[str, Cost] = {}
     for preset, _ in listed_tables():

@@ -94,11 +94,12 @@ def parse_seeds(text: str) -> list[int]:
     numbers: list[int] = []
     for part in re.split(r"[,\s]+", text.strip()):
         ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+        named = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends is not None else ()
+        if not named:
             raise ConfigError(f"--seeds takes numbers and ranges from 0, e.g. 0-4 or 0,3,7, but got {text!r}")
-        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-        if len(numbers) > _MOST_SEEDS:
+        if len(numbers) + len(named) > _MOST_SEEDS:
             raise ConfigError(f"--seeds takes at most {_MOST_SEEDS} seeds, but {text!r} names more")
+        numbers += named
     return list(dict.fromkeys(numbers))
 
 

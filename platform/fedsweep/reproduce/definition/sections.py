@@ -185,6 +185,12 @@ class FigureSpec(Section):
     groups: dict[str, Names] = Field(default_factory=dict)
     ordered: bool = False
 
+    @property
+    def shown_rows(self) -> list[str] | None:
+        """Names of the rows that it can show; None: any."""
+        grouped = dict.fromkeys(name for names in self.groups.values() for name in names)
+        return [name for name in self.rows or grouped if name in grouped] if grouped else self.rows
+
 
 class Claim(Section):
     """A claim on figures' order, checked over seeds that they share; one of ``order`` to ``column_order``.

@@ -61,7 +61,8 @@ class Scene:
     @cached_property
     def rows(self) -> list[str]:
         """The rows that are drawn, in the table's order."""
-        return [name for name in self.spec.rows or self.table.row_names if any(row == name for row, _ in self.runs)]
+        shown, measured = self.spec.shown_rows or self.table.row_names, {row for row, _ in self.runs}
+        return [name for name in self.spec.rows or self.table.row_names if name in shown and name in measured]
 
     @cached_property
     def groups(self) -> dict[str, list[str]]:

@@ -69,9 +69,8 @@ def findings(grid: Grid) -> list[Finding]:
 def claim_lines(grid: Grid) -> list[str]:
     """Return one line a claim, with its columns beside each other."""
     lines = []
-    for (claim, measure), group in groupby(findings(grid), key=lambda f: (f.claim, f.measure)):
+    for (head, claim, measure), group in groupby(findings(grid), key=lambda f: (_head(f), f.claim, f.measure)):
         every = list(group)
-        head = f"{_head(every[0])}: {claim}"
         seeds = min(finding.seeds for finding in every)
         over = f"over {seeds} shared seed{'' if seeds == 1 else 's'}"
         if seeds < FEWEST_PAIRS:
@@ -80,7 +79,7 @@ def claim_lines(grid: Grid) -> list[str]:
             f"{grid.column_label(f.column) if f.column in grid.columns else f.column}: {f.verdict} ({f.detail})"
             for f in every
         )
-        lines.append(f"{head} ({measure}): {places}; {over}.")
+        lines.append(f"{head}: {claim} ({measure}): {places}; {over}.")
     return lines
 
 
