@@ -52,6 +52,7 @@ class DynamicRegularizer(LocalTerm):
     """
 
     stateful: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
     strength: Positive
     name: str = "feddyn"
 

@@ -70,6 +70,8 @@ class SamplesSpeedRarity(Weighting):
     authors' program counts all. Its lower bound of 0.7 on r_i is left out, since b_i >= 1.
     """
 
+    knows_clients: ClassVar[bool] = True
+
     counted: Counted = "trained"
     rarity_strength: NotNegative = 0.25
     rarity_cap: AtLeastOne = 1.5
@@ -150,6 +152,10 @@ class StagnationAware(Pacing):
     def carries_work(self) -> bool:
         """Return whether ``unaggregated`` is ``"continue"``."""
         return self.unaggregated == "continue"
+
+    def discards_work(self) -> bool:
+        """Return whether ``unaggregated`` is ``"discard"``."""
+        return self.unaggregated == "discard"
 
     def init(self, context: ServerContext) -> State:
         """Return the state before the first round.

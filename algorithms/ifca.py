@@ -114,6 +114,10 @@ class OneModelEach(ServerUpdate):
     clusters: Count
     shuffled: PositiveShare
 
+    @property
+    def has_several(self) -> bool:
+        return self.clusters > 1
+
     def init(self, context: ServerContext) -> State:
         """Return the other clusters' params [J - 1, P] before round 1; nobody has been assigned yet."""
         others = [

@@ -47,6 +47,7 @@ class Correction(LocalTerm):
     sends: ClassVar[bool] = True
     stateful: ClassVar[bool] = True
     needs_effective_steps: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
     name: str = "scaffold"
 
     def init(self, params: ParamTree) -> Memory:

@@ -86,6 +86,14 @@ REFUSED = {
     ("fedad", "fjord"): "both have a submodels of their own",
     ("fedgen", "fjord"): r"its LatentGenerator needs clients that train the whole model, but OrderedDropout gives them",
     ("fedbe", "afd"): "its BayesianEnsemble needs clients that train the whole model, but ScoredUnits gives them",
+    (
+        "ifca",
+        "fednova",
+    ): "its clients start from one of several models .*, but NormalizedMoves knows the server's alone",
+    ("ifca", "fedprox"): "its clients start from one of several models .*, but the term proximal knows the server's",
+    ("ifca", "feddf"): "its clients start from one of several models .*, but Distilled knows the server's alone",
+    ("hierfavg", "fedjs"): "meet at other hubs than the server .* go with a weighting by what is known of clients",
+    ("hierfavg", "feddyn"): "meet at other hubs .* go with the term feddyn, which notes moves that the server adds up",
     ("fedstg", "fedad"): "its clients keep what they trained over several rounds, which does not go with sub-models",
 }
 
@@ -96,6 +104,15 @@ def test_what_does_not_compose_is_refused_with_both_names_and_the_reason(pair: t
         with pytest.raises(ConfigError, match=REFUSED[pair] if names == pair else None) as refused:
             build_method({"merge": [{"name": name} for name in names]})
         assert all(name in str(refused.value) for name in names)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+@pytest.mark.parametrize("unaggregated", ["continue", "discard"])
+def test_moves_that_are_added_up_must_reach_the_server_once(name: str, unaggregated: str) -> None:
+    """Thrown away they were missing in its sum; gone on with over a round they were in the client's twice."""
+    schedule = {"name": "fedstg", "weights": "size", "unaggregated": unaggregated}
+    with pytest.raises(ConfigError, match=f"its (server throws models away|clients keep what they) .*the term {name}"):
+        build_method({"merge": [schedule, {"name": name}]})
 
 
 def test_every_refusal_between_registered_methods_names_both_and_a_reason() -> None:

@@ -94,6 +94,8 @@ class JensenShannon(Weighting):
     degree of 0.
     """
 
+    knows_clients: ClassVar[bool] = True
+
     floor: Positive = 1e-3
 
     def registration(self) -> tuple[str, ...]:

@@ -85,9 +85,17 @@ class FederatedMethod:
             )
         self._check_aggregation()
         self._check_hubs()
+        self._check_several()
+        adding = {term.name for term in self.terms if term.adds_up}
+        if adding and self.pacing.discards_work():
+            raise ConfigError(
+                f"method {self.name}: its server throws models away ({type(self.pacing).__name__}), but adds up what"
+                f" the term {min(adding)} notes of each; leave one of them out"
+            )
         if not self.pacing.carries_work():
             return
-        verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_exact_moves}
+        begins = {term.name for term in self.terms if term.needs_exact_moves} | adding
+        verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.name in begins}
         parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
         parts += ["sub-models, which are drawn"] if self.submodels.cuts else []
         parts += [f"the codec {type(self.codec).__name__}, which encodes moves"] if self.codec.encodes else []
@@ -120,12 +128,29 @@ class FederatedMethod:
         parts = [f"the term {term.name}, which sends something to the server" for term in self.terms if term.sends]
         others = [item for item in self.having["probes"] if not item[1].probes_stay] + [*self.having["publish"]]
         parts += [f"the {seam} ({type(part).__name__}), which asks clients something" for seam, part in others]
+        parts += [f"the term {t.name}, which notes moves that the server adds up" for t in self.terms if t.adds_up]
+        parts += ["a weighting by what is known of clients"] if self.weighting.knows_clients else []
         parts += ["a weighting of steps from the server's model"] if self.moves_from is not None else []
         parts += ["the codec, whose moves are from the server's model"] if self.codec.encodes else []
         if parts:
             raise ConfigError(
                 f"method {self.name}: its models meet at other hubs than the server ({type(self.pacing).__name__}),"
                 f" which does not go with {parts[0]}; leave one of them out"
+            )
+
+    def _check_several(self) -> None:
+        """Refuse what counts from the model that was received, where clients start from one of several."""
+        if not self.server_update.has_several:
+            return
+        parts = [f"the term {term.name}" for term in self.terms if term.needs_anchor]
+        parts += [type(self.weighting).__name__] * (self.moves_from is not None or self.weighting.needs_one_rate)
+        parts += [type(part).__name__ for part in self.refinements if part.needs_updates]
+        parts += [f"the codec {type(self.codec).__name__}"] * self.codec.encodes
+        if parts:
+            raise ConfigError(
+                f"method {self.name}: its clients start from one of several models"
+                f" ({type(self.server_update).__name__}), but {parts[0]} knows the server's alone; leave one of them"
+                " out"
             )
 
     # What follows from the method alone is found once; a round looks it up.

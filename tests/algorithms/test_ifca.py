@@ -17,6 +17,8 @@ from fedsweep.components import LocalClient, logits_with
 from fedsweep.components.codec import Communication
 from fedsweep.components.compression.registry import CODECS
 from fedsweep.engine.engine import Engine
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import Payload
@@ -74,6 +76,14 @@ def test_all_models_go_down_and_one_number_comes_back() -> None:
             down = {("down", "params"): params, ("down", "cluster1"): params, ("down", "cluster2"): params}
             assert own == {**down, ("up", "params"): params, ("up", "ifca/cluster"): 1}
         state = run_rounds(engine, state, rounds=1)
+
+
+def test_a_codec_would_count_moves_from_another_clusters_model() -> None:
+    """Topk sent hardly more than how the clusters' models differ, so all became the first one's."""
+    up = Communication(up=CODECS["topk"]())
+    with pytest.raises(ConfigError, match="ifca start from one of several models, and a codec's moves are counted"):
+        check_experiment(replace(swapped(ifca()), communication=up))
+    check_experiment(replace(swapped(ifca(clusters=1)), communication=up))
 
 
 def test_a_cluster_without_members_stays_and_first_models_have_the_same_values_elsewhere() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedmix import fedmix
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import Pacing, SubModelPolicy
 from fedsweep.engine.forecast import forecast
@@ -86,6 +87,14 @@ def test_carried_work_does_not_go_with_terms_that_send() -> None:
     with pytest.raises(ConfigError, match="over several rounds, which does not go with the term sender"):
         check_experiment(tiny_experiment(method(terms=(Sends(),))))
     check_experiment(tiny_experiment(method(terms=(Sends(),), discard=True)))
+
+
+def test_what_a_client_was_sent_it_has_when_it_goes_on() -> None:
+    """FedMix's averages were sent in round 1, before which they were made; in round 2 clients go on."""
+    method = dataclasses.replace(fedmix(), pacing=EverySecond())
+    state = run_rounds(local_engine(tiny_experiment(method, rounds=2, cohort_size=6)))
+    assert [record.sync_points for record in state.records] == [0, 1]
+    assert [record.bytes_down > 0 for record in state.records] == [True, False]
 
 
 def test_carried_work_does_not_go_with_sub_models() -> None:

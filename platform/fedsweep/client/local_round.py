@@ -159,6 +159,7 @@ class LocalRound:
                 model.set_anchor(model.vector.clone())
         elif self._goes_on and not self._totals.steps:
             self.progress = self.progress.carried_on(work.num_samples, work.classes)
+            self.steps.broadcast = broadcast  # of which nothing has changed since it was sent
         for term in self._terms:
             model.replace(term.prepare(model.params, model.values, model.anchor_tree, self._view))
         if probes:

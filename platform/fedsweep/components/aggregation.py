@@ -45,6 +45,7 @@ class Weighting(ServerComponent):
         from_anchor: A move is counted from the model that the client started from, ``y_k - a_k``, however old that is,
             and not from the server's present one; buffers take the mean. Then a round does not fold either.
         needs_effective_steps: ``ClientUpdate.effective_steps`` is read, so the optimiser must have such a number.
+        knows_clients: Weights follow from what is known of each client: edge servers' models have none.
 
     Source: Wang et al. (2020), FedNova, and Nguyen et al. (2022), FedBuff, are steps from anchors; Xie et al. (2019),
     FedAsync, is a step towards one model, ``x + c (y - x)``.
@@ -53,6 +54,7 @@ class Weighting(ServerComponent):
     sums_to_one: ClassVar[bool] = True
     from_anchor: ClassVar[bool] = False
     needs_effective_steps: ClassVar[bool] = False
+    knows_clients: ClassVar[bool] = False
 
     @property
     def needs_one_rate(self) -> bool:
@@ -138,6 +140,11 @@ class ServerUpdate(ServerComponent):
 
     plain_mean: ClassVar[bool] = False
     combines: ClassVar[bool] = True
+
+    @property
+    def has_several(self) -> bool:
+        """Tell whether clients start from other models, too: then no move counts from the one that the server has."""
+        return False
 
     @abstractmethod
     @returns(pair("vector [{n}], state", finite_vector))

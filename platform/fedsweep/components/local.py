@@ -289,6 +289,7 @@ class LocalTerm(Checked, ABC):
         in_lanes: Several clients' steps may be taken at once; false where it draws random numbers or looks at values.
         needs_exact_moves: The server repeats what the client makes of its move: no codec changes it, and that number is
             exact, since momentum, where there is any, starts at zero in each round.
+        adds_up: The server adds up what the client notes of its moves, so each of them must reach it, once.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
     take further arguments: ``client: ClientFacts = NOBODY``, what the client knows of itself, and
@@ -303,6 +304,7 @@ class LocalTerm(Checked, ABC):
     needs_effective_steps: ClassVar[bool] = False
     in_lanes: ClassVar[bool] = True
     needs_exact_moves: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
     name: str
 
     @classmethod

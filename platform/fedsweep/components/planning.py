@@ -122,6 +122,10 @@ class Pacing(ServerComponent):
         """Tell whether clients may keep what they trained over a round's end and deliver it later."""
         return False
 
+    def discards_work(self) -> bool:
+        """Tell whether the server may throw away what clients send."""
+        return False
+
     def first_models(self, context: ServerContext) -> Iterable[int]:
         """Return the hubs that have the initial model before round 1."""
         return ()

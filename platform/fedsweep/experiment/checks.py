@@ -124,6 +124,11 @@ def _check_codecs(experiment: Experiment) -> None:
             f"communication: the models of method {method.name} meet at other hubs than the server, which do not have"
             " the model that a codec's moves are counted from; set communication.up and communication.down to null"
         )
+    if up.encodes and method.server_update.has_several:
+        raise ConfigError(
+            f"communication.up: clients of method {method.name} start from one of several models, and a codec's moves"
+            " are counted from the server's; set communication.up=null (communication.down goes with it)"
+        )
     if up.encodes and method.pacing.carries_work():
         raise ConfigError(
             f"communication.up: clients of method {method.name} keep what they trained over several rounds, and a codec"
