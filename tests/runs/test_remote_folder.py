@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,18 @@ def test_who_was_overtaken_copies_no_more(address: str, tmp_path: Path, monkeypa
         with worked_on(address, going_on=True) as second:
             (second / "config.yaml").write_text("new")
     assert (tmp_path / "there/study/config.yaml").read_text() == "new"
+
+
+def test_who_is_refused_at_the_folder_takes_no_address_away(address: str, tmp_path: Path) -> None:
+    def take() -> None:
+        with worked_on(address, going_on=True):
+            raise AssertionError("two write the folder")
+
+    with worked_on(address, going_on=False) as folder, ThreadPoolExecutor(1) as pool:
+        (folder / "config.yaml").write_text("x")
+        with pytest.raises(OutputError, match="is being written by process"):
+            pool.submit(take).result()
+    assert (tmp_path / "there/study/config.yaml").read_text() == "x" and names(folder) == {"config.yaml", MARK}
 
 
 def test_what_is_gone_in_the_middle_is_said_at_the_end_and_copied_by_the_next(

@@ -25,6 +25,7 @@ from fedsweep.errors import ConfigError, FedsweepError, OutputError, ResourceErr
 from fedsweep.processes import scratch_folder
 from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.files import atomic_write
+from fedsweep.runs.folder_lock import LOCK, sole_writer
 from fedsweep.runs.mirror import Mirror
 from fedsweep.runs.run_folder import CONFIG, PLAN
 
@@ -193,9 +194,7 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
         remote.read(MARK)
         yield folder
         return
-    writer = _claim(remote, folder, going_on=going_on)
-    copies = _Copies(remote, folder, writer)
-    with copies.following():
+    with sole_writer(folder), _Copies(remote, folder, _claim(remote, folder, going_on=going_on)).following():
         yield folder
 
 
@@ -240,7 +239,7 @@ def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
     mark = folder / MARK
     here = _writer(read_regular(mark, max_bytes=MOST_TEXT_BYTES)) if mark.is_file() else None
     if there is not None and there != here:
-        if here is None and folder.exists() and any(folder.iterdir()):
+        if here is None and any(path.name != LOCK for path in folder.iterdir()):
             raise OutputError(
                 f"{folder} is where {remote.address} is worked on, but holds something else; move it away"
             )
@@ -248,7 +247,6 @@ def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
     writer = uuid.uuid4().hex
     data = json.dumps({"address": remote.address, "writer": writer}).encode()
     remote.write(MARK, data)
-    folder.mkdir(parents=True, exist_ok=True)
     atomic_write(mark, data)
     return writer
 
@@ -273,7 +271,7 @@ class _Copies:
         finally:
             self._is_over.set()
             thread.join(_AT_MOST_S)
-            if any(path.name != MARK for path in self._folder.iterdir()):
+            if any(path.name not in (MARK, LOCK) for path in self._folder.iterdir()):
                 self._end()
             else:
                 self._withdraw()
