@@ -56,6 +56,8 @@ def test_lines_are_chosen_sorted_and_cut(study: Path, fedsweep: Command) -> None
         (["--only", "method"], "--only takes KEY=VALUE"),
         (["--sort", "bites"], "did you mean 'bytes'"),
         (["--label", "clients"], "--label takes KEY=TEXT"),
+        (["--x", "rounds"], "give --plot FILE, too"),
+        (["--y", "loss"], "give --by setting or --plot FILE, too"),
         (["--plot", "a.png", "--x", "rnds"], "did you mean 'rounds'"),
         (["--plot", "a.png", "--x", "method"], "or a key whose values are numbers"),
         (["--top", "0"], "greater than or equal to 1"),

@@ -65,6 +65,7 @@ def table(tmp_path: Path) -> Path:
         (["TABLE", "--seeds", "0,x"], "--seeds takes numbers and ranges from 0, e.g. 0-4 or 0,3,7, but got '0,x'"),
         (["TABLE", "--seeds", "-1"], "numbers and ranges from 0"),
         (["TABLE", "--set", "seed=1"], "give --seeds"),
+        (["TABLE", "--set", "table.seeds=[1]"], "stands in its file"),
         (["TABLE", "--set", "training.round=1"], "unknown key 'training.round'; did you mean 'training.rounds'"),
         (["TABLE", "--set", "scenario.dataset=cifra10"], "unknown dataset 'cifra10'; did you mean 'cifar10'"),
         (["TABLE", "--set", "scenario={dataset: svhn, download: false, root: .}"], "svhn"),

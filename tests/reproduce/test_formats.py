@@ -51,6 +51,16 @@ def test_text_has_measured_beside_printed_in_the_papers_layout(table: TableFile)
     assert "Each figure is the mean over 3 seeds." in below
 
 
+def test_a_measure_that_no_run_has_is_told(table: TableFile) -> None:
+    figures = {"accuracy": Measured(mean=72.14, count=3, of=3), "cost": Measured(of=3)}
+    grid = grid_of(table)
+    assert "no run has" not in as_text(grid)
+    cells = (replace(grid.cells[0], measured=figures), grid.cells[1])
+    assert "Cost: no run has comm_ratio." in as_text(replace(grid, cells=cells))
+    untold = replace(cells[0], untold=("its costs follow from the training",))
+    assert "no run has" not in as_text(replace(grid, cells=(untold,)))
+
+
 def test_smoke_says_that_it_is_not_the_papers_setting(table: TableFile) -> None:
     grid = grid_of(table)
     cells = tuple(replace(cell, standing="other") for cell in grid.cells)

@@ -120,6 +120,7 @@ def compare(
     band of one deviation each way.
     """
     from fedsweep.commands.terminal.output import make_console, note
+    from fedsweep.errors import ConfigError
     from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.reports.setting_table import TableStyle
     from fedsweep.results.settings import group_settings, remarks, report_runs, shortly_called
@@ -129,6 +130,10 @@ def compare(
         from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
+    elif x is not None:
+        raise ConfigError("--x is of the picture; give --plot FILE, too")
+    elif y is not None and (by, rows, columns) == (By.RUN, None, None):
+        raise ConfigError("--y is of settings and of the picture; give --by setting or --plot FILE, too")
     with read_from(folders) as places:
         runs, console = compared_runs(places, only=only or ()), make_console()
         if overrides:

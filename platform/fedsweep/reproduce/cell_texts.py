@@ -176,6 +176,7 @@ def notes(grid: Grid) -> list[str]:
         *claim_lines(grid),
         *_scale_notes(grid),
         *_missing(grid),
+        *_lacking(grid),
         *grid.problems,
         *grid.untold,
     ]
@@ -248,3 +249,11 @@ def _missing(grid: Grid) -> list[str]:
         *((name, table.column(name).missing) for name in grid.columns),
     ]
     return [f"{name} is missing: {reason}" for name, reason in places if reason]
+
+
+def _lacking(grid: Grid) -> list[str]:
+    """Note the measures that no run has, as where the name of a column is misspelt."""
+    sound = [cell for cell in grid.cells if cell.measured and not (cell.problems or cell.untold)]
+    known = {measure.name for _, measure, _ in grid.figures}
+    lacking = [m for m in grid.measures if m.name not in known] if sound and grid.table.has_runs else []
+    return [f"{label_of(m)}: no run has {m.of}." for m in lacking]

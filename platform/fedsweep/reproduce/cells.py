@@ -91,8 +91,11 @@ def cells_of(
         ConfigError: There is no such scale, a pattern matches nothing, or a setting can't be laid over the others.
     """
     for text in overrides:
-        if parse_override(text)[0] == "seed":
+        key = parse_override(text)[0]
+        if key == "seed":
             raise ConfigError(f"a table has several seeds, so --set {text} can't set one; give --seeds")
+        if key.partition(".")[0] == "table":
+            raise ConfigError(f"--set {text}: what a table shows stands in its file; --set takes keys of its runs")
     if len(set(seeds or ())) < len(seeds or ()):
         raise ConfigError(f"seeds must differ, but got {', '.join(map(str, seeds or ()))}")
     base = base_of(table, overrides)

@@ -10,7 +10,7 @@ import pytest
 
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
-from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.measured.grid import (
     Grid,
     GridCell,
@@ -89,6 +89,17 @@ def test_a_metric_of_ones_own_is_a_measure_by_the_name_that_the_configuration_ha
     run = load_run(folder)
     assert value_of(run, measure(of="mine:half_right")) == value_of(run, measure(of="half_right")) == 0.75
     assert value_of(run, measure(of="mine:half_right", over="first")) == 0.25
+
+
+def test_the_best_of_a_figure_is_what_its_metric_calls_better(
+    changed: Callable[[str, str], Path], tmp_path: Path, make_run: MakeRun
+) -> None:
+    found = read_table(changed("tracking: {uri: none}", "evaluation: {metrics: [brier_score]}"))
+    asked = found.model_copy(update={"measures": [measure(of="brier_score", over="best")]})
+    cell = cells_of(asked, "smoke")[0]
+    folder = make_run(tmp_path / "r", columns={"extra": [{"brier_score": 0.75}, {"brier_score": 0.25}]})
+    (known,) = measured(asked, views_of(asked, {cell: folder}), scale="smoke").cells
+    assert known.measured["m"].mean == 0.25
 
 
 @pytest.mark.parametrize(

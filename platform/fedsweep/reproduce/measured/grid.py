@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedsweep.catalog import resolve
 from fedsweep.components.metrics import column_of
 from fedsweep.errors import InputError
 from fedsweep.reproduce.cells import Cell, Standing, stand_in_of, standing_of
@@ -167,7 +168,7 @@ def _view_of(run: Path | RunView, cell: Cell, row: Row) -> RunView | str:
         return "it was not run"
     try:
         # The run may be another cell's too, which reads it with other targets.
-        view = replace(load_run(run) if isinstance(run, Path) else run, config=cell.config.tree())
+        view = replace(load_run(run) if isinstance(run, Path) else run, config=resolve(cell.config).tree())
     except InputError as error:
         return str(error)
     return view.judged_by(row.accuracy) if row.accuracy else view
