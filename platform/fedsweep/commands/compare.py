@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,6 +45,19 @@ def _labels(texts: list[str]) -> dict[str, str]:
     if any(not key or not sign for key, sign, _ in pairs):
         raise ConfigError("--label takes KEY=TEXT, e.g. mu=μ")
     return {key.rpartition(".")[2]: unicode_text(label) for key, _, label in pairs}
+
+
+def _check_picture(plot: Path | None, x: str | None, y: str | None, *, are_runs: bool) -> None:
+    """Refuse a picture's name that is none, and options of a picture that is not asked for."""
+    from fedsweep.errors import ConfigError
+    from fedsweep.figures.style import checked_path
+
+    if plot is not None:
+        checked_path(plot)  # before the table
+    elif x is not None:
+        raise ConfigError("--x is of the picture; give --plot FILE, too")
+    elif y is not None and are_runs:
+        raise ConfigError("--y is of settings and of the picture; give --by setting or --plot FILE, too")
 
 
 def compare(
@@ -120,20 +134,12 @@ def compare(
     band of one deviation each way.
     """
     from fedsweep.commands.terminal.output import make_console, note
-    from fedsweep.errors import ConfigError
     from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.reports.setting_table import TableStyle
     from fedsweep.results.settings import group_settings, remarks, report_runs, shortly_called
     from fedsweep.runs.remote_folder import read_from
 
-    if plot is not None:
-        from fedsweep.figures.style import checked_path
-
-        checked_path(plot)  # before the table
-    elif x is not None:
-        raise ConfigError("--x is of the picture; give --plot FILE, too")
-    elif y is not None and (by, rows, columns) == (By.RUN, None, None):
-        raise ConfigError("--y is of settings and of the picture; give --by setting or --plot FILE, too")
+    _check_picture(plot, x, y, are_runs=(by, rows, columns) == (By.RUN, None, None))
     with read_from(folders) as places:
         runs, console = compared_runs(places, only=only or ()), make_console()
         if overrides:

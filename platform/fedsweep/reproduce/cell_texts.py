@@ -254,6 +254,6 @@ def _missing(grid: Grid) -> list[str]:
 def _lacking(grid: Grid) -> list[str]:
     """Note the measures that no run has, as where the name of a column is misspelt."""
     sound = [cell for cell in grid.cells if cell.measured and not (cell.problems or cell.untold)]
-    known = {measure.name for _, measure, _ in grid.figures}
-    lacking = [m for m in grid.measures if m.name not in known] if sound and grid.table.has_runs else []
+    shown_names = {measure.name for _, measure, _ in grid.figures}
+    lacking = [m for m in grid.measures if m.name not in shown_names] if sound and grid.table.has_runs else []
     return [f"{label_of(m)}: no run has {m.of}." for m in lacking]

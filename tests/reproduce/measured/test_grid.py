@@ -98,8 +98,8 @@ def test_the_best_of_a_figure_is_what_its_metric_calls_better(
     asked = found.model_copy(update={"measures": [measure(of="brier_score", over="best")]})
     cell = cells_of(asked, "smoke")[0]
     folder = make_run(tmp_path / "r", columns={"extra": [{"brier_score": 0.75}, {"brier_score": 0.25}]})
-    (known,) = measured(asked, views_of(asked, {cell: folder}), scale="smoke").cells
-    assert known.measured["m"].mean == 0.25
+    (found_cell,) = measured(asked, views_of(asked, {cell: folder}), scale="smoke").cells
+    assert found_cell.measured["m"].mean == 0.25
 
 
 @pytest.mark.parametrize(
