@@ -17,10 +17,13 @@ from fedsweep.figures import study as pictures
 from fedsweep.figures.study import plot_runs
 from fedsweep.figures.style import legend_below, line_handle, look_of, panels, setting_looks
 from fedsweep.reports.compare import compared_runs
+from fedsweep.results.curves import figure_titles
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
+
+WORST = "client_accuracy_worst10"
 
 
 @pytest.fixture
@@ -96,6 +99,15 @@ def test_ends_go_over_a_key_with_numbers(runs: list[ReportRun], figures: list[Fi
 def test_columns_can_be_chosen(runs: list[ReportRun], figures: list[Figure]) -> None:
     plot_runs(runs, "a.png", keys=LayoutKeys(columns=["method"]), called=str.upper)
     assert [panel.get_title() for panel in figures[0].axes] == ["METHOD=FEDAVG", "METHOD=SCAFFOLD"]
+
+
+def test_an_accuracy_is_in_percent_with_its_unit_whoever_it_is_of(runs: list[ReportRun], figures: list[Figure]) -> None:
+    worst = [replace(run, view=replace(run.view, columns={**run.view.columns, WORST: (0.25, 0.5)})) for run in runs]
+    plot_runs(worst, "a.png", x="rounds", y=WORST)
+    axes = figures[0].axes[0]
+    assert np.asarray(axes.lines[0].get_ydata()).tolist() == [25, 50]
+    assert axes.get_ylabel() == "client accuracy worst10 (%)"
+    assert figure_titles({})[WORST].is_share
 
 
 def test_names_are_written_letter_by_letter() -> None:

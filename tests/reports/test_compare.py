@@ -18,9 +18,10 @@ from tiny import with_totals
 
 from fedsweep.errors import InputError
 from fedsweep.figures.style import COLOURS, setting_looks
+from fedsweep.reports import compare
 from fedsweep.reports.compare import compared_runs, print_runs, print_settings
 from fedsweep.reports.setting_table import TableStyle, settings_as
-from fedsweep.results.settings import ReportRun, group_settings, remarks
+from fedsweep.results.settings import ReportRun, group_settings, remarks, shortly_called
 from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
@@ -54,6 +55,14 @@ def table(runs: list[ReportRun], *, by_setting: bool = False, **options: Any) ->
     (print_settings if by_setting else print_runs)(runs, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
+
+
+def test_what_all_runs_share_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(compare, "shortly_called", lambda runs: asked.append(len(runs)) or shortly_called(runs))
+    for place in range(3):
+        write_run(tmp_path / f"{place}", {})
+    assert len(table(compared_runs([tmp_path]))) == 4 and asked == [3]
 
 
 def test_a_row_says_what_the_rounds_say(tmp_path: Path) -> None:

@@ -189,6 +189,12 @@ def test_runs_are_chosen_by_keys_methods_and_names(tmp_path: Path) -> None:
         chosen("method")
 
 
+def test_what_only_a_replay_knows_is_said_so_where_runs_are_sorted_by_it(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, ("a", {}))
+    with pytest.raises(ConfigError, match="--sort energy: only a replay knows it"):
+        order_of(runs, runs, "energy")
+
+
 def test_runs_and_settings_are_ordered_by_figures_and_keys(tmp_path: Path) -> None:
     runs = runs_of(tmp_path, ("a", skewed(10.0)), ("b", skewed(9.0)), ("c", skewed(0.1)))
     settings = group_settings(runs)

@@ -17,7 +17,6 @@ from fedsweep.figures.style import (
     axis_name,
     band_handles,
     checked_path,
-    is_share,
     legend_below,
     line_handle,
     name_axes,
@@ -29,6 +28,7 @@ from fedsweep.figures.style import (
 )
 from fedsweep.results.curves import Curve, mean_curve
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
+from fedsweep.results.texts import is_accuracy
 from fedsweep.results.view import SPENT, load_runs
 from fedsweep.results.worlds import Study, World, study_of
 
@@ -106,7 +106,7 @@ def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, label
     points = np.array(curve.points(name, against=x)).T
     if not points.size:
         return False
-    if is_share(name):
+    if is_accuracy(name):
         points[1:] *= 100
     every = max(1, points.shape[1] // _MARKERS)
     axes.plot(*points[:2], color=look.colour, marker=look.marker, markersize=3.5, markevery=every, label=label)

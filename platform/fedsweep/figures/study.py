@@ -15,7 +15,6 @@ from fedsweep.figures.style import (
     axis_name,
     band_handles,
     checked_path,
-    is_share,
     label_outer,
     legend_below,
     name_axes,
@@ -31,6 +30,7 @@ from fedsweep.results.keys import resolved
 from fedsweep.results.seed_statistics import finite, number_in
 from fedsweep.results.selection import FIGURE_NAMES, figure_name
 from fedsweep.results.settings import ReportRun, group_settings
+from fedsweep.results.texts import is_accuracy
 from fedsweep.results.view import SPENT
 from fedsweep.results.worlds import LayoutKeys, Study, World, study_of, world_keys
 
@@ -145,7 +145,7 @@ def _plot_over(study: Study, target: Path, *, figures: Sequence[str], key: str, 
 
 
 def _draw_over(axes: Axes, study: Study, worlds: Sequence[World], *, y: str, key: str) -> None:
-    looks, times = setting_looks(study.methods), 100 if is_share(y) else 1
+    looks, times = setting_looks(study.methods), 100 if is_accuracy(y) else 1
     for row in range(len(study.layout.rows)):
         points = []
         for setting in (study.settings[world.cells[row]] for world in worlds if row in world.cells):

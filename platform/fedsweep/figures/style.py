@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import method_titles
 from fedsweep.errors import InputError
-from fedsweep.results.texts import bytes_text
+from fedsweep.results.texts import bytes_text, is_accuracy
 from fedsweep.runs.files import atomic_write
 
 if TYPE_CHECKING:
@@ -70,10 +70,8 @@ _NAMES: Mapping[str, str] = {
     "full_time_s": "simulated time, all included (s)",
     "energy_kwh": "energy (kWh)",
     "wall_time_s": "wall time (s)",
-    "test_accuracy": "test accuracy (%)",
-    "validation_accuracy": "validation accuracy (%)",
     "comm_ratio": "communication ratio",
-    "comm_cost": "values sent in a round",
+    "comm_cost": "values sent",
     "kl_divergence": "KL divergence (nats)",
     "test_loss": "test loss",
     "train_loss": "training loss",
@@ -155,11 +153,13 @@ def setting_looks(methods: Sequence[str]) -> list[Look]:
         own = titled.index(method) if method in titled else -1
         if own >= 0 and own % len(COLOURS) not in {place % len(COLOURS) for place in places.values()}:
             places[number] = own
+    taken = {*places.values()}
     for number in range(len(methods)):
         if number not in places:
-            free = (place for place in count() if place not in places.values())
-            colours = {place % len(COLOURS) for place in places.values()}
+            free = (place for place in count() if place not in taken)
+            colours = {place % len(COLOURS) for place in taken}
             places[number] = next(p for p in free if p % len(COLOURS) not in colours or len(colours) == len(COLOURS))
+            taken.add(places[number])
     return [look_of(places[number]) for number in range(len(methods))]
 
 
@@ -190,12 +190,7 @@ def patch_handles(colours: Iterable[tuple[str, str]]) -> list[Any]:
 
 def axis_name(quantity: str) -> str:
     """Return an axis's name for this figure, with its unit."""
-    return _NAMES.get(quantity, quantity.replace("_", " "))
-
-
-def is_share(quantity: str) -> bool:
-    """Check that a figure is a share 0..1 that pictures show in percent."""
-    return quantity.endswith("accuracy")
+    return _NAMES.get(quantity, quantity.replace("_", " ") + (" (%)" if is_accuracy(quantity) else ""))
 
 
 @contextmanager

@@ -91,7 +91,8 @@ def print_runs(runs: Sequence[ReportRun], console: Console, *, style: TableStyle
     """Print a line per run, within the terminal's width; without a terminal nothing is cut."""
     style = style or TableStyle()
     order = range(len(runs)) if style.sort is None else order_of(runs, runs, style.sort)
-    shown = [shortly_called(runs)[place] for place in order][: style.top]
+    called = shortly_called(runs)
+    shown = [called[place] for place in order][: style.top]
     styles = [{"finished": "", "failed": "red"}.get(run.status, "yellow") for run in shown]
     metrics = metrics_of(run.view for run in runs)
     spent = spent_of(run.view for run in runs)

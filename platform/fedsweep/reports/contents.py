@@ -175,9 +175,9 @@ def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys) -> tuple[Study, list[Lo
     ages = [min(order[place] for place in layout.places_of(row)) for row in range(len(layout.rows))]
     ranked = Study(runs=study.runs, settings=settings, layout=layout)
     oldest = sorted(range(len(ages)), key=ages.__getitem__)
-    by_age = setting_looks([ranked.methods[row] for row in oldest])
-    looks = [by_age[oldest.index(row)] for row in range(len(ages))]
-    return replace(ranked, runs=shortly_called(study.runs)), looks
+    methods = ranked.methods
+    looks = dict(zip(oldest, setting_looks([methods[row] for row in oldest]), strict=True))
+    return replace(ranked, runs=shortly_called(study.runs)), [looks[row] for row in range(len(ages))]
 
 
 def _world_notes(layout: Layout) -> list[str]:

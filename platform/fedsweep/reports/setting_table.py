@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.results.seed_statistics import Estimate, finite, mean
 from fedsweep.results.selection import figure_name, is_less_better, order_of
 from fedsweep.results.settings import ReportRun, Setting, remarks
-from fedsweep.results.texts import MISSING, clean
+from fedsweep.results.texts import MISSING, clean, is_accuracy
 from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
 from fedsweep.results.view import SPENT, metrics_of, spent_of
 from fedsweep.results.worlds import Layout, Study, World, study_of
@@ -120,7 +120,7 @@ def shown_figure(name: str, metrics: Mapping[str, Declaration] = MappingProxyTyp
         heading = f"{name} ({'%' if is_share else clean(unit)})" if unit else name
         digits, times = (2, 100.0) if is_share else (None, 1.0)
         return Figure(name=name, heading=heading, times=times, digits=digits, has_spread=True)
-    if name.endswith(("accuracy", "_worst10", "_best10")):
+    if is_accuracy(name):
         return Figure(name=name, heading=f"{words} (%)", times=100, has_spread=True)
     return Figure(name=name, heading=words, digits=None, has_spread=True)
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from fedsweep.results.seed_statistics import deviation, finite, mean
-from fedsweep.results.texts import metric_text, metric_title
+from fedsweep.results.texts import is_accuracy, metric_text, metric_title
 from fedsweep.results.view import SPENT, RunView, spent_of
 from fedsweep.tasks.declaration import SHARE, Declaration
 
@@ -41,7 +41,7 @@ class FigureTitle(NamedTuple):
 
 def figure_titles(metrics: Mapping[str, Declaration]) -> dict[str, FigureTitle]:
     """The titles of :data:`FIGURES`, then of metrics, with their units and what guessing comes to."""
-    titles = {name: FigureTitle(text, name.endswith("accuracy")) for name, text in FIGURES.items()}
+    titles = {name: FigureTitle(text, is_accuracy(name)) for name, text in FIGURES.items()}
     for name, how in metrics.items():
         chance = "" if how.chance is None else f", chance {metric_text(how.chance, how)}"
         titles[name] = FigureTitle(metric_title(name, how) + chance, how.unit == SHARE)

@@ -9,7 +9,7 @@ from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.config_table import config_table, short_keys
 from fedsweep.results.keys import resolved
 from fedsweep.results.settings import ReportRun, Setting
-from fedsweep.results.texts import clean, some_of
+from fedsweep.results.texts import clean, is_accuracy, some_of
 from fedsweep.results.view import ENERGY, SPENT, RunView, metrics_of
 
 # What columns of tables are called.
@@ -57,7 +57,7 @@ def is_less_better(figure: str, views: Iterable[RunView]) -> bool:
     metrics = metrics_of(views, by_client=True)
     if figure in metrics:
         return metrics[figure].mode == "min"
-    return not figure.removesuffix("_worst10").removesuffix("_best10").endswith("accuracy")
+    return not is_accuracy(figure)
 
 
 def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[ReportRun]:
@@ -124,6 +124,8 @@ def order_of(members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], 
     try:
         figure = figure_name(plain, runs, what="--sort")
     except ConfigError:
+        if FIGURE_NAMES.get(plain, plain) in SPENT:
+            raise
         keys = [_sort_key(run, plain, runs) for run in firsts]
         return sorted(range(len(members)), key=lambda place: keys[place], reverse=name != plain)
     sign = 1 if is_less_better(figure, (run.view for run in runs)) == (name == plain) else -1

@@ -34,6 +34,11 @@ def metric_text(value: float | None, declaration: Declaration) -> str:
     return f"{100 * value:.2f}%" if declaration.unit == SHARE and math.isfinite(value) else f"{value:.4g}"
 
 
+def is_accuracy(figure: str) -> bool:
+    """Tell by its name whether a figure is an accuracy, also one of a worst or best tenth: 0..1, shown in percent."""
+    return figure.removesuffix("_worst10").removesuffix("_best10").endswith("accuracy")
+
+
 def metric_title(column: str, declaration: Declaration) -> str:
     """A metric's column with its unit, for headings: ``worst_loss (nats)``."""
     return clean(f"{column} ({declaration.unit})" if declaration.unit not in ("", SHARE) else column)

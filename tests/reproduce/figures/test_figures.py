@@ -212,6 +212,24 @@ def test_a_figure_that_is_no_measure_is_the_one_that_tables_show(drawn: list[Fig
     assert heights == {"test_accuracy": {40.0}, "comm_ratio": {0.3}, "comm_cost": {6.0}, "best_test_accuracy": {70.0}}
 
 
+@pytest.mark.parametrize(
+    ("measure", "name"),
+    [
+        ({"percent": True}, "test accuracy (%)"),
+        ({}, "test_accuracy"),
+        ({"percent": True, "per": 10}, "test_accuracy (%)"),
+        ({"share_of": "comm_ratio"}, "test_accuracy"),
+        ({"of": "total_bytes", "per": 1e6}, "test_accuracy"),
+    ],
+)
+def test_an_axis_has_a_figures_own_name_only_in_its_own_unit(
+    drawn: list[Figure], tmp_path: Path, measure: dict[str, Any], name: str
+) -> None:
+    more = {"measures": [{"name": "test_accuracy", **measure}]}
+    (axes,) = picture(drawn, tmp_path, kind="bars", y="test_accuracy", columns=["K=1"], more=more).axes
+    assert axes.get_ylabel() == name
+
+
 def test_bars_may_show_several_measures_of_a_row(drawn: list[Figure], tmp_path: Path) -> None:
     figure = picture(drawn, tmp_path, kind="bars", rows=["B"], measures=["accuracy", "cost"])
     (axes,) = figure.axes

@@ -15,7 +15,6 @@ from fedsweep.figures.style import (
     Look,
     add_setting,
     axis_name,
-    is_share,
     label_outer,
     looks,
     panels,
@@ -28,6 +27,7 @@ from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.sections import FigureSpec, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.measured.grid import Grid, Measured, counted_runs, is_comparable, summed_up, value_of
+from fedsweep.results.texts import is_accuracy
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
@@ -129,12 +129,13 @@ class Scene:
         plain = [m for m in (*named, *self.table.measures) if name in (m.name, m.of) and m.target is None]
         if plain or named:
             return (plain or named)[0]
-        return Measure.model_validate({"name": name, "over": None, "percent": is_share(name)})
+        return Measure.model_validate({"name": name, "over": None, "percent": is_accuracy(name)})
 
     def label(self, axis: str, measure: Measure) -> str:
         """Return the label of an axis with a measure."""
         label = self.spec.x_label if axis == "x" else self.spec.y_label
-        plain = measure.target is None and measure.label in (measure.name, measure.of)
+        as_it_is = measure.per == 1 and measure.percent == is_accuracy(measure.of) and not measure.share_of
+        plain = as_it_is and measure.target is None and measure.label in (measure.name, measure.of)
         return label or (axis_name(measure.of) if plain else label_of(measure))
 
 
