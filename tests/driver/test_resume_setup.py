@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.client.messages import Handle, Question
 from fedsweep.driver.session import RunSession, SessionSettings
+from fedsweep.errors import MemoryLost
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.records import Payload
@@ -72,3 +73,21 @@ def test_without_a_checkpoint_the_clients_are_asked(tmp_path: Path) -> None:
     run, fleet = session(tmp_path)
     assert run.open(resume=True).records == ()
     assert fleet.asked == 6
+
+
+def test_a_damaged_checkpoint_that_a_run_went_back_behind_is_written_anew(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = session(begun)
+    run.open(resume=True)
+    newest = max((begun / "checkpoints").glob("*2*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+
+    def lose(*_: object) -> None:
+        monkeypatch.undo()
+        raise MemoryLost("a node is gone")
+
+    monkeypatch.setattr(run._engine, "advance", lose)
+    assert "going back to the checkpoint of round 1" in " ".join(run.step().messages)
+    run.step()
+    assert session(begun)[0].open(resume=True).records[-1].round == 2

@@ -220,6 +220,7 @@ class RunSession:
         self._fleet.repair()
         newest = self._store.newest(keep_handle=self._fleet.keep)
         self._state = self._engine.start() if newest.state is None else self._engine.as_planned(newest.state)
+        self._saved_round = self._state.round  # later ones are damaged, and are written anew
         self._messages.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
         for text in newest.skipped:
             self._messages.message(text)
