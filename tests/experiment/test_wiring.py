@@ -18,6 +18,7 @@ from fedsweep.client.messages import LaneSettings
 from fedsweep.config.explain import all_keys
 from fedsweep.config.load import load_config
 from fedsweep.engine.plan import RoundPlan
+from fedsweep.errors import DataError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.testing import local_engine, run_rounds
@@ -296,6 +297,13 @@ def frozen_model(experiment: Experiment) -> Experiment:
     world = replace(first.world, availability=None, drift=None)
     training = replace(first.training, cohort_size=len(world.profiles))
     return replace(experiment, world=world, training=training, build_model=SameModel(first.build_model))
+
+
+def test_a_share_for_validation_that_keeps_no_sample_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"validation of 0\.001 keeps no sample of any class of a training set of \d+; raise"
+    ):
+        built("scenario.server_data.validation=0.001")
 
 
 @pytest.mark.parametrize("what", DRAWS)

@@ -208,6 +208,11 @@ def server_share(
         proxy.append(members[num_validation : num_validation + num_proxy])
         rest.append(members[num_validation + num_proxy :])
     joined = [np.sort(np.concatenate(part)) for part in (validation, proxy, rest)]
+    if server_data.validation and not len(joined[0]):
+        raise DataError(
+            f"scenario.server_data.validation of {server_data.validation:g} keeps no sample of any class of a training"
+            f" set of {len(strata)}; raise it, or set it to 0"
+        )
     return (
         joined[0] if server_data.validation else None,
         joined[1] if server_data.proxy is not None and server_data.proxy.per_class is not None else None,
