@@ -109,7 +109,7 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
 
 def present_umask() -> int:
     """Return the process's umask, which can only be read by setting it."""
-    mask = os.umask(0)
+    mask = os.umask(0o077)  # what another thread makes at this moment is too private, not too open
     os.umask(mask)
     return mask
 
