@@ -98,7 +98,7 @@ class MetaStep(LocalTerm):
     penalty: float
 
     def passes(self, batch_size: int, num_classes: int) -> Passes:
-        return Passes(step=4.5)
+        return Passes(step=4.5 if self.adaptation_rate else 1.5)
 
     def init(self, params: ParamTree) -> Memory:
         return {name: torch.zeros_like(value, device="cpu") for name, value in params.items()}

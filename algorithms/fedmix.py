@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -152,15 +153,17 @@ class MixedLoss(Objective):
         return loss + share * (1 - share) * (slope * other).sum()
 
 
-def means_up(*, samples: int, group_size: int | None, input_values: int, classes: int) -> int:
+def means_up(*, samples: int, strength: float, group_size: int | None, input_values: int, classes: int) -> int:
     """A mean input and its label shares, `input_values + classes` values, per `group_size` samples (null: of all)."""
-    return (math.ceil(samples / group_size) if group_size else 1) * (input_values + classes)
+    return (math.ceil(samples / group_size) if group_size else 1) * (input_values + classes) if strength else 0
 
 
-def bank_down(*, is_first: bool, sizes: Sequence[int], group_size: int | None, input_values: int, classes: int) -> int:
+def bank_down(
+    *, is_first: bool, strength: float, sizes: Sequence[int], group_size: int | None, input_values: int, classes: int
+) -> int:
     """In the client's first round what all clients (of all `sizes`) sent before round 1."""
-    sent = (means_up(samples=n, group_size=group_size, input_values=input_values, classes=classes) for n in sizes)
-    return sum(sent) if is_first else 0
+    one = partial(means_up, strength=strength, group_size=group_size, input_values=input_values, classes=classes)
+    return sum(one(samples=size) for size in sizes) if is_first else 0
 
 
 @with_card(

@@ -163,6 +163,11 @@ class StagnationAware(Pacing):
         Raises:
             ConfigError: The accuracy that decides is not measured, or not in every round.
         """
+        if not context.has_classes:
+            raise ConfigError(
+                "FedStg's schedule decides on accuracies, which scenario.task has not without classes; set"
+                " method.reduced_interval=1, or choose another method"
+            )
         if self.decide_on == "validation" and context.validation_data is None:
             raise ConfigError(
                 "method.decide_on=validation needs validation data, but scenario.server_data.validation is 0; set it"

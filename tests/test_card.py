@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -19,6 +19,8 @@ from fedsweep.config.signatures import bind, describe
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.parameters.signature import parameters_of, takes
+from fedsweep.testing import subject_of
+from fedsweep.testing.checks import bytes_are_the_cards, passes_are_those_that_torch_counts
 
 Show = Callable[..., str]
 
@@ -191,3 +193,25 @@ def test_a_card_stays_with_its_builder() -> None:
         return FederatedMethod(name="mine", source="")
 
     assert card_of(mine) is card and mine(pull=2.0).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("fedmix", {"strength": 0.0}),
+        ("fedad", {"base_rate": "hessian"}),
+        ("fedad", {"base_rate": 0.0}),
+        ("feddh", {"gradient": "explicit"}),
+        ("feddh", {"gradient": "explicit", "learning_rate_v": 0.0, "learning_rate_b": 0.0}),
+    ],
+)
+def test_the_bytes_are_the_cards_at_other_parameters(name: str, given: dict[str, Any]) -> None:
+    subject = subject_of(name)
+    bytes_are_the_cards(replace(subject, card=replace(subject.card, small={**subject.card.small, **given})))
+
+
+def test_a_meta_step_without_adaptation_costs_what_fedavgs_does() -> None:
+    """The query half's gradient, beside the support half's, without the difference of two more."""
+    subject = subject_of("augfl")
+    small = {**subject.card.small, "adaptation_rate": 0.0}
+    passes_are_those_that_torch_counts(replace(subject, card=replace(subject.card, small=small)))

@@ -35,6 +35,7 @@ from fedsweep.components import (
     unknown_name,
 )
 
+from ..feddhad.degrees import refuse_without_classes
 from .chooser import GroupChooser, GroupProblem, RandomGroup
 from .names import group_chooser
 
@@ -100,8 +101,14 @@ class TwoSpeed(Pacing):
         """Register the label counts, where the group is chosen by them."""
         return ("label_counts",) if self.group.reads_labels() else ()
 
-    def init(self, context: object) -> State:
-        """Return the state before the first group."""
+    def init(self, context: ServerContext) -> State:
+        """Return the state before the first group.
+
+        Raises:
+            ConfigError: The chooser's probes need classes.
+        """
+        if self.group.setup(context.stream):
+            refuse_without_classes(context, "group=similarity")
         return {"group": [], "features": None, "population": None}
 
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:

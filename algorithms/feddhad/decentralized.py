@@ -41,8 +41,8 @@ from fedsweep.components import (
 
 from ..aedfl import NeighbourWeighting, OwnPace, aedfl
 from .degrees import degree_gradients, degrees, divergences, label_counts_of, pulls
-from .dropout_rates import device_dropout, drawn_units, rates_of_round, scales_in, target_time
-from .fedad import UnitDropout, device_time
+from .dropout_rates import device_dropout, device_time, drawn_units, rates_of_round, scales_in, target_time
+from .fedad import UnitDropout
 from .unit_scores import UnitScores, maskable_groups
 
 _NAME = "aedfl_feddhad"

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsweep import ConfigError
 from fedsweep.components import (
     PASSES_OF_A_STEP,
     ClientUpdate,
@@ -132,6 +133,23 @@ def loss_gradient(forward: Forward, params: Mapping[str, Tensor], inputs: Tensor
         pieces = torch.autograd.grad(loss, list(own.values()))
         total = [a + b for a, b in zip(total, pieces, strict=True)] if total else list(pieces)
     return torch.cat([piece.reshape(-1) for piece in total])
+
+
+def refuse_without_classes(context: ServerContext, setting: str) -> None:
+    """Refuse a world in which :func:`loss_gradient` is not the loss's.
+
+    Args:
+        context: The world.
+        setting: The parameter that asks for that gradient, with its value.
+
+    Raises:
+        ConfigError: A sample's target is not its class.
+    """
+    if not context.has_classes:
+        raise ConfigError(
+            f"method.{setting} takes gradients of the cross-entropy of classes, which samples of scenario.task have"
+            " not; choose another value"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

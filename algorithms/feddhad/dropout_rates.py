@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from fedsweep import ConfigError
-from fedsweep.components import MultiplierIn, UnitGroup
+from fedsweep.components import BYTES_PER_VALUE, MultiplierIn, RoundContext, UnitGroup, client_time, training_flops
 
 from ..parts.unit_draws import has_norm, why_not_homogeneous
 from .unit_scores import maskable_groups
@@ -24,6 +24,21 @@ Multiplier = Literal["auto", "activation", "incoming", "split", "none"]
 
 # Under "printed" the fastest device's rate reaches 1, where the multiplier 1 / (1 - rate) has no value.
 _BELOW_ONE = 0.99
+
+
+def device_time(macs: int, context: RoundContext, client: int) -> float:
+    """Return seconds that a device would need for its round with the full model, without jitter; 1 without devices."""
+    device, work = context.profiles[client].device, context.work[client]
+    if device is None:
+        return 1.0
+    bits = 8 * BYTES_PER_VALUE * context.num_values
+    return client_time(
+        device,
+        steps=work.steps,
+        flops=training_flops(macs, work.samples_in(work.steps)),
+        bits_down=bits,
+        bits_up=bits,
+    ).total_s
 
 
 def target_time(base_rate: float, reference_s: float, *, device_rate: DeviceRate) -> float:

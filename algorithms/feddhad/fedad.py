@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, Network, with_card
 from fedsweep.components import (
-    BYTES_PER_VALUE,
     FULL_MODEL,
     BelowOne,
     ClientUpdate,
@@ -37,11 +36,9 @@ from fedsweep.components import (
     SubModelPolicy,
     SyncContext,
     UnitGroup,
-    client_time,
     fwd_macs_per_sample,
     parameters_of,
     takes,
-    training_flops,
     unit_submodel,
 )
 
@@ -51,6 +48,7 @@ from .dropout_rates import (
     DeviceRate,
     Multiplier,
     device_dropout,
+    device_time,
     drawn_units,
     rates_of_round,
     scales_in,
@@ -353,24 +351,16 @@ def _mean(values: Sequence[Tensor], updates: Sequence[ClientUpdate]) -> Tensor:
     return torch.stack(parts).sum(dim=0) / total
 
 
-def device_time(macs: int, context: RoundContext, client: int) -> float:
-    """Return seconds that a device would need for its round with the full model, without jitter; 1 without devices."""
-    device, work = context.profiles[client].device, context.work[client]
-    if device is None:
-        return 1.0
-    bits = 8 * BYTES_PER_VALUE * context.num_values
-    return client_time(
-        device,
-        steps=work.steps,
-        flops=training_flops(macs, work.samples_in(work.steps)),
-        bits_down=bits,
-        bits_up=bits,
-    ).total_s
+def scores_up(*, units: int, round: int, refresh: Refresh, check_every: int, base_rate: BaseRate) -> int:
+    """A score for each of `units` in the rounds of `refresh`, with `base_rate` hessian the client's rate, 1 value, too.
 
-
-def scores_up(*, units: int, round: int, refresh: Refresh, check_every: int) -> int:
-    """A score for each of `units` in the rounds of `refresh`; under the trigger, in each `check_every`-th."""
-    return units if (round % check_every == 0 if refresh == "trigger" else round in refresh) else 0
+    Under the trigger the scores alone in each `check_every`-th round; with `base_rate` 0 nothing.
+    """
+    if not base_rate:
+        return 0
+    if refresh == "trigger":
+        return units if round % check_every == 0 else 0
+    return units + (base_rate == "hessian") if round in refresh else 0
 
 
 @with_card(

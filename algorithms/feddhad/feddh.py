@@ -54,6 +54,7 @@ from .degrees import (
     mean_move,
     no_gradient,
     pulls,
+    refuse_without_classes,
     samples_of,
     sent_gradient,
     with_gradient,
@@ -126,8 +127,12 @@ class NonIIDDegree(Weighting):
         """Return factors v of 1 and offsets b of 0 for everybody.
 
         Raises:
-            ConfigError: Proxy data is needed but not there, or does not fit.
+            ConfigError: Proxy data or classes are needed but not there, or do not fit.
         """
+        if self.estimate == "gradients":
+            refuse_without_classes(context, "estimate=gradients")
+        if self._learns and self.gradient in ("explicit", "proxy"):
+            refuse_without_classes(context, f"gradient={self.gradient}")
         size = len(context.profiles)
         state: dict[str, object] = {
             "v": torch.ones(size, dtype=torch.float64),
@@ -332,9 +337,12 @@ def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: Estima
 # -- methods -----------------------------------------------------------------------------------------------------
 
 
-def gradient_up(*, params: int, gradient: GradientSource, round: int) -> int:
-    """With `gradient` explicit the client's gradient, `params` values, from round 2 on."""
-    return params if gradient == "explicit" and round > 1 else 0
+def gradient_up(
+    *, params: int, gradient: GradientSource, round: int, learning_rate_v: float, learning_rate_b: float
+) -> int:
+    """With `gradient` explicit, and a rate above 0, the client's gradient, `params` values, from round 2 on."""
+    learns = learning_rate_v or learning_rate_b
+    return params if gradient == "explicit" and round > 1 and learns else 0
 
 
 @with_card(

@@ -119,6 +119,7 @@ class ServerContext:
         num_clients: Clients in the federation.
         num_classes: Classes of the data set.
         num_rounds: Rounds that the run is planned for.
+        has_classes: Whether a sample's target is its class.
         evaluate_every: Rounds between two evaluations.
         profiles: All clients.
         model: A template on the CPU, for structure and forward passes; never trained in place.
@@ -140,6 +141,7 @@ class ServerContext:
     model: nn.Module
     layout: FlatLayout
     vector: Tensor
+    has_classes: bool = True
     evaluate_every: int = 1
     proxy_data: tuple[Tensor, Tensor | None] | None = None
     validation_data: tuple[Tensor, Tensor] | None = None

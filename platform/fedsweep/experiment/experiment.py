@@ -381,11 +381,11 @@ def client_side(experiment: Experiment) -> ClientSide:
 
 def server_context(experiment: Experiment, seam: str) -> ServerContext:
     """Return the context from which the component of a seam makes its state."""
-    world = experiment.world
-    proxy, validation = experiment.server_tensors
+    world, (proxy, validation) = experiment.world, experiment.server_tensors
     return ServerContext(
         num_clients=len(world.profiles),
         num_classes=world.data.num_classes,
+        has_classes=world.data.learned.has_classes,
         num_rounds=experiment.training.rounds,
         evaluate_every=experiment.evaluate_every,
         profiles=world.profiles,
