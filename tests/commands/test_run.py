@@ -275,6 +275,19 @@ def test_run_that_gets_a_signal_goes_on_to_the_same_model(
     assert sha256("broken") == sha256("whole")
 
 
+def test_an_interrupt_before_another_run_is_replaced_is_not_of_that_run(
+    config: Path, tmp_path: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedsweep.commands.running.one_run._planned", interrupted)
+    (tmp_path / "run" / "checkpoints" / "00000010").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("name: earlier\n")
+    code, _, err = fedsweep("run", config, "--out", tmp_path / "run", "--overwrite")
+    assert (code, err) == (130, "interrupted before the run began; nothing was written\n")
+
+
 @pytest.mark.parametrize(
     "words", ["run --resume S", "run C --out S", "run C --out S --overwrite", "verify S", "evaluate S", "sync S"]
 )

@@ -205,3 +205,19 @@ def test_model_that_claims_more_than_its_network_has(run: Path) -> None:
         file.truncate(8 + len(header) + 2**32)
     with pytest.raises(InputError, match="more than"):
         api.load_model(run)
+
+
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "others").mkdir()
+    stat = os.stat
+
+    def forbidden(path: Any, **more: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "others" / "c")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **more)
+
+    monkeypatch.setattr(os, "stat", forbidden)
+    assert main(["compare", str(tmp_path)]) == 2
+    assert "others/config.yaml: permission denied" in capsys.readouterr().err

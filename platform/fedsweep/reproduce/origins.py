@@ -34,7 +34,7 @@ def with_origins(grid: Grid, views: Mapping[Cell, RunView | str], folder: Path) 
     if commit_by_key := {
         path.name: run.result.get("git_commit") for path, run in runs.items() if path.parent != folder
     }:
-        commits = ", ".join(dict.fromkeys(str(commit)[:9] for commit in commit_by_key.values()))
+        commits = ", ".join(dict.fromkeys(str(commit or "unknown")[:9] for commit in commit_by_key.values()))
         notes.append(
             f"{len(commit_by_key)} of {len(runs)} runs were made before, at commit {commits}, and given by --from."
         )

@@ -22,9 +22,12 @@ def find_runs(path: str | Path) -> list[Path]:
         path: A folder.
 
     Raises:
-        OutputError: There is no such folder.
+        OutputError: There is no such folder, or one in it may not be read.
     """
-    return _find_runs(Path(path), 0)
+    try:
+        return _find_runs(Path(path), 0)
+    except PermissionError as error:
+        raise OutputError(f"{error.filename}: permission denied; name folders that may be read") from error
 
 
 def _find_runs(folder: Path, level: int) -> list[Path]:

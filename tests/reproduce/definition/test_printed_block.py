@@ -76,6 +76,14 @@ def test_a_choice_of_rows_and_columns_takes_what_speaks_of_them_along(part: Call
     assert {(cell.row, cell.column) for cell in cells_of(found, "small")} == {("FedAvg", "K=2")}
 
 
+def test_a_columns_and_a_pictures_measures_are_cut_too(table_path: Path, part: Callable[[str], Path]) -> None:
+    figure = "  figures: [{name: both, kind: bars, measures: [accuracy, cost]}]\n  notes:"
+    text = table_path.read_text().replace("{name: even}", "{name: even, measures: [accuracy, cost]}")
+    table_path.write_text(text.replace("  notes:", figure))
+    found = read_table(part("{measures: [cost]}"))
+    assert found.column("even").measures == found.figures[0].measures == ["cost"]
+
+
 @pytest.mark.parametrize(
     ("claim", "left"),
     [

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedsweep.fleet.ray_start import ClusterStart
 
 _WRONG = 2
+_NOT_BEGUN = "interrupted before the run began; nothing was written"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class PlayOptions:
 
 def play(config: Config, folder: Path, options: PlayOptions) -> None:
     """Play a run, or go on with the one in its folder, and say how it ended."""
+    earlier = None if options.resume else _written_ns(folder)
     try:
         from fedsweep.driver.phases import Phases, process_began
         from fedsweep.fleet.ray_start import early_cluster, early_needs
@@ -69,7 +71,8 @@ def play(config: Config, folder: Path, options: PlayOptions) -> None:
                 launch=Launch(phases=phases, dashboard=options.dashboard, begun=begun, allow_changed_code=changed),
             )
     except KeyboardInterrupt:
-        note(_after_interrupt(folder, command("run", "--resume", folder)))
+        way_on = command("run", "--resume", folder)
+        note(_NOT_BEGUN if earlier is not None and earlier == _written_ns(folder) else _after_interrupt(folder, way_on))
         raise typer.Exit(INTERRUPTED) from None
     for text in result.get("remarks", ()):
         note(f"note: {text}")
@@ -117,7 +120,13 @@ def _after_interrupt(folder: Path, way_on: str) -> str:
         return f"interrupted; a checkpoint is written, and this goes on from it: {way_on}"
     if (folder / "config.yaml").is_file():
         return f"interrupted before the first round was done; this starts again: {way_on}"
-    return "interrupted before the run began; nothing was written"
+    return _NOT_BEGUN
+
+
+def _written_ns(folder: Path) -> int | None:
+    """Return the time at which a run was begun in the folder; None: there is none."""
+    config = folder / "config.yaml"
+    return config.stat().st_mtime_ns if config.is_file() else None
 
 
 def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:

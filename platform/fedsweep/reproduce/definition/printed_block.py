@@ -69,6 +69,7 @@ def cut(section: Mapping[str, Any]) -> dict[str, Any]:
             if name not in names:
                 raise ValueError(f"table.only: {unknown_name(key.removesuffix('s'), name, names)}")
         shortened[key] = [entry for entry in section.get(key, []) if entry["name"] in chosen[key]]
+    shortened["columns"] = [_cut_lists(column, chosen) for column in shortened["columns"]]
     shortened["rows"] = [_cut_row(row, chosen["columns"]) for row in shortened["rows"]]
     shortened["scales"] = {name: _cut_lists(scale, chosen) for name, scale in section.get("scales", {}).items()}
     shortened["figures"] = [_cut_lists(figure, chosen) for figure in section.get("figures", [])]
@@ -110,9 +111,9 @@ def _cut_row(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _cut_lists(entry: Mapping[str, Any], chosen: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return a scale, figure or claim with its choices among the names left; an empty choice is none."""
+    """Return a column, scale, figure or claim with its choices among the names left; an empty choice is none."""
     shortened = dict(entry)
-    for key, names in (("rows", "rows"), ("columns", "columns"), ("others", "rows")):
+    for key, names in (("rows", "rows"), ("columns", "columns"), ("measures", "measures"), ("others", "rows")):
         left = [name for name in entry.get(key) or () if name in chosen[names]]
         if key in entry:
             shortened[key] = left or None
