@@ -48,7 +48,7 @@ from fedsweep.components import (
 )
 
 from .parts.distilling import Student, batches
-from .parts.ensembles import template
+from .parts.ensembles import on_device, taken, template
 
 _CLIENTS = "augfl_clients"
 
@@ -57,7 +57,7 @@ def halves(inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tupl
     """Return a batch's support and query samples; a single sample is both."""
     cut = (len(targets) + 1) // 2
     query = slice(cut if len(targets) > 1 else 0, None)
-    return (inputs[:cut], targets[:cut]), (inputs[query], targets[query])
+    return (taken(inputs, slice(cut)), targets[:cut]), (taken(inputs, query), targets[query])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +195,11 @@ class Transfer(Refinement):
         student = Student(sync.vector, sync, batch_norm="proxy")
         optimizer = torch.optim.Adam(student.module.parameters(), lr=1e-3, foreach=False)
         with torch.no_grad():
-            num_classes = student.module.eval()(inputs[:1].to(sync.device)).shape[1]
+            num_classes = student.module.eval()(on_device(taken(inputs, slice(1)), sync.device)).shape[1]
         targets = F.one_hot(labels, num_classes).to(sync.layout.dtype)
-        orders = batches(len(inputs), self.server_batch, sync.stream.child("teacher"))
+        orders = batches(len(labels), self.server_batch, sync.stream.child("teacher"))
         for number, index in enumerate(islice(orders, self.teacher_steps), start=1):
-            loss = student.step(optimizer, inputs[index], targets[index], temperature=1.0, clip_norm=math.inf)
+            loss = student.step(optimizer, taken(inputs, index), targets[index], temperature=1.0, clip_norm=math.inf)
             if number % 100 == 0:
                 sync.working(f"training the teacher: step {number} of {self.teacher_steps}, loss {loss:.4f}")
         return student.vector()
@@ -208,15 +208,15 @@ class Transfer(Refinement):
         """Return R and its gradient [P]."""
         inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
         device = torch.device(sync.device)
-        index = next(batches(len(inputs), self.server_batch, sync.stream.child("transfer")))
+        index = next(batches(len(labels), self.server_batch, sync.stream.child("transfer")))
         model = template(sync).eval()
         load_vector(model, sync.layout, sync.vector)
         teacher_values = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}
-        chosen = inputs[index].to(device)
+        chosen = on_device(taken(inputs, index), device)
         with torch.no_grad():
             soft_labels = (logits_with(model, teacher_values, chosen) / self.temperature).softmax(dim=1)
         # The teacher's forward pass, and a step's passes of the model.
-        sync.count_flops((1 + PASSES_OF_A_STEP) * len(chosen) * sync.forward_flops(FULL_MODEL))
+        sync.count_flops((1 + PASSES_OF_A_STEP) * len(index) * sync.forward_flops(FULL_MODEL))
         logits = model(chosen)
         distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
             (logits / self.temperature).log_softmax(dim=1), soft_labels, reduction="batchmean"

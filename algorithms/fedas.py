@@ -38,6 +38,7 @@ from fedsweep.components import (
     head_names,
 )
 
+from .parts.ensembles import taken
 from .parts.own_models import KeepsModel, OwnModels, Travels, own_values
 
 _TERM = "fedas"
@@ -112,7 +113,10 @@ class AlignedBody(KeepsModel):
         prototypes: dict[int, Tensor],
     ) -> ParamTree:
         leaves = {name: value.requires_grad_() for name, value in params.items()}
-        features, targets = features_with(local.model, {**body, **leaves}, local.inputs[chosen]), local.targets[chosen]
+        features, targets = (
+            features_with(local.model, {**body, **leaves}, taken(local.inputs, chosen)),
+            local.targets[chosen],
+        )
         losses = [
             F.mse_loss(features[targets == label], prototypes[label].expand(int((targets == label).sum()), -1))
             # In the order of the classes: the sum's bits must not depend on how the batch was shuffled.
@@ -149,7 +153,7 @@ class FisherTrace(Probe):
         leaves = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
         for start in range(0, len(client.targets), size):
             part = slice(start, start + size)
-            loss = F.cross_entropy(client.forward_with(leaves, client.inputs[part]), client.targets[part])
+            loss = F.cross_entropy(client.forward_with(leaves, taken(client.inputs, part)), client.targets[part])
             gradients = torch.autograd.grad(loss, list(leaves.values()))
             total += math.fsum(float(gradient.double().square().sum()) for gradient in gradients)
         return {"trace": torch.tensor([total], dtype=torch.float32)}

@@ -32,7 +32,7 @@ from fedsweep.components import (
 )
 
 from .parts.distilling import BatchNorm, Student, batches
-from .parts.ensembles import ensemble_logits, model_logits, server_inputs
+from .parts.ensembles import ensemble_logits, model_logits, server_inputs, taken
 
 Posterior = Literal["gaussian", "authors", "dirichlet"]
 
@@ -110,11 +110,11 @@ class BayesianEnsemble(Refinement):
             weight_decay=self.weight_decay,
             foreach=False,
         )
-        steps = self.epochs * max(1, len(inputs) // self.batch_size)
+        steps = self.epochs * max(1, len(targets) // self.batch_size)
         size, total, averaged, losses = sync.layout.num_params, torch.zeros(()), 0, []
-        for step, index in enumerate(islice(batches(len(inputs), self.batch_size, sync.stream), steps), start=1):
+        for step, index in enumerate(islice(batches(len(targets), self.batch_size, sync.stream), steps), start=1):
             losses.append(
-                student.step(optimizer, inputs[index], targets[index], temperature=1.0, clip_norm=float("inf"))
+                student.step(optimizer, taken(inputs, index), targets[index], temperature=1.0, clip_norm=float("inf"))
             )
             if step >= self.average_from * steps and step % self.average_every == 0:
                 total, averaged = total + student.vector()[:size].double(), averaged + 1

@@ -29,7 +29,7 @@ from fedsweep.components import (
 )
 
 from .parts.distilling import BatchNorm, Student, batches, cosine_rate
-from .parts.ensembles import ensemble_logits, server_inputs
+from .parts.ensembles import ensemble_logits, server_inputs, taken
 
 Keep = Literal["best", "last"]
 
@@ -91,13 +91,13 @@ class Distilled(Refinement):
         optimizer = torch.optim.Adam(student.module.parameters(), lr=self.learning_rate, foreach=False)
         # Below every accuracy, so that the first student that is validated is kept whatever it knows.
         best_vector, best, best_step, losses = vector, -1.0, 0, []
-        orders = batches(len(inputs), self.batch_size, sync.stream)
+        orders = batches(len(targets), self.batch_size, sync.stream)
         for step, index in enumerate(islice(orders, self.steps), start=1):
             optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_rate(step - 1, self.steps)
             losses.append(
                 student.step(
                     optimizer,
-                    inputs[index],
+                    taken(inputs, index),
                     targets[index],
                     temperature=self.temperature,
                     clip_norm=self.clip_norm,

@@ -77,7 +77,7 @@ class GeneratedLatents(LocalTerm):
         if "generator/mean" not in step.broadcast:
             return None
         values = {
-            name.removeprefix("generator/"): value.to(step.inputs.device)
+            name.removeprefix("generator/"): value.to(step.targets.device)
             for name, value in step.broadcast.items()
             if name.startswith("generator/")
         }

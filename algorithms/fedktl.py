@@ -47,8 +47,7 @@ from fedsweep.components import (
     training_flops,
 )
 
-from .parts.decoders import SmallDecoder
-from .parts.ensembles import server_inputs
+from .parts.decoders import SmallDecoder, server_images
 from .parts.features import network_with_features
 from .parts.own_models import KeepsModel, OwnModelTest, Travels
 
@@ -218,9 +217,9 @@ class LatentAlignment(Refinement):
         """Return the projection, the transformer and centroids, all random; no decoder yet.
 
         Raises:
-            ConfigError: The server has no inputs, or the network does not say where its features are.
+            ConfigError: The server has no images, or the network does not say where its features are.
         """
-        server_inputs(context, _TERM)
+        server_images(context, _TERM)
         model = network_with_features(context.model, method=_TERM, use="projects")
         classes, width, dtype = context.num_classes, self.decoder.latent_width, context.layout.dtype
         with torch.random.fork_rng(devices=[]):
@@ -262,7 +261,7 @@ class LatentAlignment(Refinement):
         measured = [update for update in updates if "prototypes/means" in update.extras]
         if not measured:
             return vector, state
-        inputs = server_inputs(sync, _TERM)
+        inputs = server_images(sync, _TERM)
         decoder = self.decoder.trained(inputs, sync) if state["decoder"] is None else state["decoder"]
         prototypes = torch.cat([u.extras["prototypes/means"].float() for u in measured])
         labels = torch.tensor([label for update in measured for label in _classes(update, state["classes"])])

@@ -122,10 +122,10 @@ class TrajectoryDistillation(Refinement):
                 f" ({context.layout.num_buffers} values); use a model without batch norm, e.g. model.name=convnet3"
             )
         shape = getattr(context.model, "input_shape", None)
-        if shape is None:
+        if shape is None or len(shape) != 3:
             raise ConfigError(
                 f"dynafed makes images, so model {type(context.model).__name__} needs an attribute input_shape with"
-                " channels, height and width"
+                f" channels, height and width, but it is {shape}"
             )
         real = self._real_sample(context)
         return {

@@ -14,12 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep import Stream
-from fedsweep.components import Checked, Count, CountOrZero, SyncContext, layer_costs, training_flops
+from fedsweep import ConfigError, Stream
+from fedsweep.components import Checked, Count, CountOrZero, ServerContext, SyncContext, layer_costs, training_flops
 
 from .distilling import batches
+from .ensembles import server_inputs
 
 Values = Mapping[str, Tensor]
+
+
+def server_images(context: ServerContext | SyncContext, method: str) -> Tensor:
+    """Return the proxy data's inputs, which are images.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    inputs = server_inputs(context, method)
+    if not isinstance(inputs, Tensor) or inputs.dim() != 4:
+        raise ConfigError(f"{method} decodes images, but samples of the scenario are none; choose another method")
+    return inputs
 
 
 class _Autoencoder(nn.Module):

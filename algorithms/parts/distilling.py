@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep import Stream
-from fedsweep.components import FULL_MODEL, PASSES_OF_A_STEP, SyncContext, load_vector, trained_params
+from fedsweep.components import FULL_MODEL, PASSES_OF_A_STEP, SyncContext, any_of, load_vector, trained_params
 
-from .ensembles import in_batches, template
+from .ensembles import in_batches, on_device, template
 
 BatchNorm = Literal["proxy", "frozen"]
 
@@ -55,7 +55,7 @@ class Student:
         # At each step, since a test in between leaves the module in evaluation mode.
         self._train()
         with self._own_draws():
-            logits = self.module(inputs.to(self._device))
+            logits = self.module(on_device(inputs, self._device))
         loss = F.kl_div((logits / temperature).log_softmax(dim=1), targets.to(self._device), reduction="batchmean")
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class Student:
             nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm)
         optimizer.step()
         self._steps += 1
-        self._spent(PASSES_OF_A_STEP * len(inputs) * self._forward_flops)
+        self._spent(PASSES_OF_A_STEP * len(targets) * self._forward_flops)
         return float(loss.detach())
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class Student:
     def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
         """Return the share of the inputs that it gets right, in evaluation mode."""
         self.module.eval()
-        self._spent(len(inputs) * self._forward_flops)
+        self._spent(len(targets) * self._forward_flops)
         with torch.no_grad():
             logits = in_batches(self.module, inputs, self._device)
         return float((logits.argmax(dim=1) == targets).double().mean())
@@ -96,7 +96,7 @@ class Student:
                 part.reset_running_stats()
                 part.momentum = None  # a plain mean over the batches
         self.module.train()
-        self._spent(len(inputs) * self._forward_flops)
+        self._spent(len(any_of(inputs)) * self._forward_flops)
         with torch.no_grad(), self._own_draws():
             in_batches(self.module, inputs, self._device)
         return self.vector()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep import ConfigError
-from fedsweep.components import FULL_MODEL, ClientUpdate, ServerContext, SyncContext, logits_with
+from fedsweep.components import FULL_MODEL, ClientUpdate, ServerContext, SyncContext, any_of, each, logits_with
 
 # Inputs per forward pass, so that large server sets fit into memory.
 _BATCH = 500
@@ -33,20 +34,30 @@ def upload_logits(model: nn.Module, update: ClientUpdate, inputs: Tensor) -> Ten
         update: With its vector.
         inputs: [B, ...].
     """
-    values = {name: value.to(inputs.device) for name, value in update.params.items()}
+    values = {name: value.to(any_of(inputs).device) for name, value in update.params.items()}
     return logits_with(update.submodel.build(model), values, inputs)
+
+
+def on_device(inputs: Tensor, device: torch.device | str) -> Tensor:
+    """Return the inputs on a device; of several by name each."""
+    return cast(Tensor, each(lambda tensor: tensor.to(device), inputs))
+
+
+def taken(inputs: Tensor, index: Tensor | slice) -> Tensor:
+    """Return some of the inputs; of several by name some of each."""
+    return cast(Tensor, each(lambda tensor: tensor[index], inputs))
 
 
 def in_batches(predict: Callable[[Tensor], Tensor], inputs: Tensor, device: torch.device | str) -> Tensor:
     """Return ``predict`` of all inputs, some at a time on the device; logits [B, C] on the CPU."""
-    parts = (inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH))
-    return torch.cat([predict(part.to(device)).cpu() for part in parts])
+    parts = (taken(inputs, slice(start, start + _BATCH)) for start in range(0, len(any_of(inputs)), _BATCH))
+    return torch.cat([predict(on_device(part, device)).cpu() for part in parts])
 
 
 def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
     """Return logits [M, B, C] on the CPU of the attendees' models in evaluation mode, each with its own buffers."""
     model = template(sync)
-    sync.count_flops(len(inputs) * sum(sync.forward_flops(u.submodel) for u in updates))
+    sync.count_flops(len(any_of(inputs)) * sum(sync.forward_flops(u.submodel) for u in updates))
     with torch.no_grad():
         rows = [in_batches(functools.partial(upload_logits, model, u), inputs, sync.device) for u in updates]
     return torch.stack(rows)
@@ -55,7 +66,7 @@ def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: 
 def model_logits(vectors: Sequence[Tensor], sync: SyncContext, inputs: Tensor) -> Tensor:
     """Return logits [M, B, C] on the CPU of full models, given as vectors [V], in evaluation mode."""
     model, rows = template(sync), []
-    sync.count_flops(len(inputs) * len(vectors) * sync.forward_flops(FULL_MODEL))
+    sync.count_flops(len(any_of(inputs)) * len(vectors) * sync.forward_flops(FULL_MODEL))
     with torch.no_grad():
         for vector in vectors:
             values = sync.layout.views(vector.to(sync.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +106,70 @@ def test_what_asks_for_classes_is_refused_before_anything_is_trained(method: dic
     config = {**config_of("generative", "fedstg"), "method": method}
     with pytest.raises(ConfigError, match=reason):
         plan_run(load_config(config))
+
+
+TWO_INPUTS = """
+import numpy as np
+import torch
+from torch import nn
+from fedsweep import Dataset, Samples
+
+
+def data(*, root, download):
+    draws = np.random.default_rng(3)
+
+    def samples(count):
+        inputs = {"age": draws.random((count, 2), dtype=np.float32), "words": draws.integers(0, 6, (count, 4))}
+        return Samples(inputs=inputs, targets=draws.integers(0, 3, count))
+
+    return Dataset(name="two", train=samples(120), test=samples(30), num_classes=3)
+
+
+class Net(nn.Module):
+    has_features, feature_width = True, 10
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(6, 2), nn.Linear(10, 3)
+
+    def features(self, age, words):
+        return torch.cat([age, self.words(words).flatten(1)], dim=1)
+
+    def head(self, features):
+        return self.last(features)
+
+    def forward(self, age, words):
+        return self.last(self.features(age, words))
+
+
+def net(*, input_shape, num_classes):
+    return Net()
+"""
+OF_INPUTS = ["fedensemble", "abavg", "feddf", "fedbe", "fedgen", "fedas", "augfl", "dpsgd", "local_only", "ifca"]
+
+
+def with_two_inputs(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    (folder / "two_inputs.py").write_text(TWO_INPUTS)
+    monkeypatch.syspath_prepend(str(folder))
+    data = {"validation": 0.1, "proxy": {"per_class": 5, "labelled": True}}
+    scenario: dict[str, Any] = {"clients": 6, "dataset": "two_inputs:data", "server_data": data}
+    if "graph" in built_in_card(method).needs:
+        scenario["topology"] = {"kind": "ring"}
+    return {**config_of("regression", method), "model": {"name": "two_inputs:net"}, "scenario": scenario}
+
+
+@pytest.mark.parametrize("method", OF_INPUTS)
+def test_a_method_that_looks_at_inputs_takes_several_by_name(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = run_rounds(local_engine(plan_run(load_config(with_two_inputs(method, tmp_path, monkeypatch))).experiment))
+    assert state.round == 2 and bool(torch.isfinite(state.vector).all())
+
+
+@pytest.mark.parametrize("method", ["dynafed", "fedktl"])
+def test_what_makes_images_is_refused_where_samples_are_none(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They ended in the round that made the first ones."""
+    with pytest.raises(ConfigError, match=f"{method} (makes|decodes) images"):
+        plan_run(load_config(with_two_inputs(method, tmp_path, monkeypatch)))

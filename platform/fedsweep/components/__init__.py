@@ -82,7 +82,17 @@ from fedsweep.records import (
     SyncPoint,
 )
 from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, PartOfModel, SubModel
-from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, load_vector, trained_params, weighted_mean
+from fedsweep.trees import (
+    FlatLayout,
+    ParamTree,
+    any_of,
+    coverage_mean,
+    each,
+    layout_of,
+    load_vector,
+    trained_params,
+    weighted_mean,
+)
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.devices import DeviceProfile, client_time
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
@@ -174,6 +184,7 @@ __all__ = [
     "Weighting",
     "When",
     "WholeModel",
+    "any_of",
     "build_submodel_module",
     "by_samples",
     "client_time",
@@ -181,6 +192,7 @@ __all__ = [
     "coverage_mean",
     "cut_round",
     "due_steps",
+    "each",
     "features_with",
     "fwd_macs_per_sample",
     "head_names",

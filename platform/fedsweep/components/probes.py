@@ -8,7 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from operator import itemgetter
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from fedsweep.guard import named, returns
 from fedsweep.parameters.ranges import Checked
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
-from fedsweep.trees import ParamTree
+from fedsweep.trees import Inputs, ParamTree, each
 
 # A pass over all of a client's share at once might be more than the memory has room for.
 _TESTED_AT_ONCE = 1000
@@ -58,7 +59,7 @@ class LocalClient:
     stream: Stream
     broadcast: Payload = field(default_factory=dict)
     memories: Mapping[str, dict[str, object]] = field(default_factory=dict)
-    test_inputs: Tensor | None = None
+    test_inputs: Inputs | None = None
     test_targets: Tensor | None = None
 
 
@@ -147,6 +148,7 @@ class ClientTest(Probe):
             return {"hits": torch.tensor(0), "samples": torch.tensor(0)}
         predict = self.predictor(client)
         with torch.no_grad():
-            starts = range(0, len(inputs), _TESTED_AT_ONCE)
-            predictions = [predict(inputs[start : start + _TESTED_AT_ONCE]).argmax(1) for start in starts]
+            starts = range(0, len(targets), _TESTED_AT_ONCE)
+            parts = (each(itemgetter(slice(start, start + _TESTED_AT_ONCE)), inputs) for start in starts)
+            predictions = [predict(cast(Tensor, part)).argmax(1) for part in parts]
         return {"hits": (torch.cat(predictions) == targets).sum(), "samples": torch.tensor(len(targets))}
