@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedsweep.reports.sweep_table import print_summary, read_verdict
+from fedsweep.reports.sweep_table import print_summary, read_verdict, verdict_lines
 from fedsweep.results.seed_statistics import estimate
 from fedsweep.sweeps.fairness import TrialWorld
 from fedsweep.sweeps.summary import SettingRow, Summary
@@ -33,6 +33,13 @@ def test_a_setting_is_called_as_it_is() -> None:
     file = io.StringIO()
     print_summary(summary("[/]a[red]b"), Console(file=file))
     assert "[/]a[red]b" in file.getvalue()
+
+
+def test_settings_of_other_worlds_are_not_told_that_they_lack_seeds() -> None:
+    assert verdict_lines([], METRIC, "max", num_settings=2) == [
+        "no setting can be told from another: no two share a world and a seed"
+    ]
+    assert verdict_lines([], METRIC, "max", num_settings=1) == []
 
 
 def test_a_summary_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedsweep.results.seed_statistics import deviation, differences, estimate
+from fedsweep.results.seed_statistics import deviation, differences, estimate, mean
 from fedsweep.streams import stream
 
 
@@ -15,6 +15,10 @@ def test_estimate_by_hand() -> None:
     found = estimate([1.0, 2.0, 3.0])
     assert (found.count, found.mean, found.sd) == (3, 2.0, 1.0)
     assert 1.0 <= found.low < 2.0 < found.high <= 3.0
+
+
+def test_values_whose_sum_is_beyond_all_numbers_have_no_mean() -> None:
+    assert math.isnan(mean([1.7e308, 1.7e308]))
 
 
 def test_estimate_leaves_out_what_is_not_known() -> None:

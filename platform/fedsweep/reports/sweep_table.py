@@ -93,9 +93,9 @@ def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: s
     """
     judged = [d for d in differences if d["p_value"] is not None and not math.isnan(d["p_value"])]
     if not judged:
-        return ["no setting can be told from another: that takes at least three seeds that both have"] * bool(
-            num_settings > 1
-        )
+        # A difference stands for each two of one world that have a seed in common.
+        why = "that takes at least three seeds that both have" if differences else "no two share a world and a seed"
+        return [f"no setting can be told from another: {why}"] * bool(num_settings > 1)
     real = [d for d in judged if d["is_real"]]
     head = f"{len(real)} of {len(judged)} differences in {metric} are more than chance (paired seeds, 95%)"
     lines = [f"  {_difference_text(d, metric, mode)}" for d in real[:_MOST_LINES]]

@@ -80,8 +80,11 @@ def finite(value: Any) -> float | None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Compute the mean of at least one value, whatever their order."""
-    return math.fsum(values) / len(values)
+    """Compute the mean of at least one value, whatever their order; NaN where the sum is beyond all numbers."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.nan
 
 
 def deviation(values: Sequence[float]) -> float:
