@@ -97,6 +97,15 @@ def test_each_client_is_tested_on_its_own_samples_and_comes_to_its_own_optimum()
     assert np.array_equal(gaps.own_loss, again.own_loss)
 
 
+def test_what_a_network_draws_follows_from_the_runs_seed() -> None:
+    experiment, before = tiny_experiment(fedavg()), torch.get_rng_state()
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(6, 4))
+    first = client_gaps(experiment, model).own_loss
+    torch.rand(1)
+    assert np.array_equal(first, client_gaps(experiment, model).own_loss)
+    torch.set_rng_state(before)
+
+
 def test_training_alone_ends_at_the_entropy_of_the_labels_where_inputs_say_nothing() -> None:
     targets = torch.tensor([0] * 3000 + [1] * 1000)
     model = nn.Linear(3, 2)
