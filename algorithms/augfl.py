@@ -241,6 +241,8 @@ class AdaptedTest(ClientTest):
     adaptation_rate: float
 
     def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
+        if not len(client.targets):  # under drift, of its present classes: the mean loss of none is no number
+            return lambda inputs: client.forward_with(client.params, inputs)
         leaves = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
         loss = F.cross_entropy(client.forward_with(leaves, client.inputs), client.targets)
         gradients = torch.autograd.grad(loss, list(leaves.values()))

@@ -41,7 +41,7 @@ from fedsweep.components import (
 
 from ..aedfl import NeighbourWeighting, OwnPace, aedfl
 from .degrees import degree_gradients, degrees, divergences, label_counts_of, pulls
-from .dropout_rates import device_dropout, device_time, drawn_units, rates_of_round, scales_in, target_time
+from .dropout_rates import device_time, drawn_units, rates_of_round, scales_in, target_time
 from .fedad import UnitDropout
 from .unit_scores import UnitScores, maskable_groups
 
@@ -127,7 +127,7 @@ class OwnDropout(UnitDropout):
             if client in whole:
                 rates.append(0.0)
                 continue
-            rate = device_dropout(times[client], target_s, cap=self.base_rate_cap, device_rate=self.device_rate)
+            rate = self._device_rate(times[client], target_s)
             rates.append(rate)
             if client not in drawn:  # once for a training, however many moments of others it lasts
                 generator = context.stream.child("units", client).numpy()

@@ -132,6 +132,11 @@ class UnitDropout(SubModelPolicy):
         """Return the probe of scores, with what it costs on the network."""
         return replace(self.scores, has_filters=state["has_filters"])
 
+    def _device_rate(self, time_s: float, target_s: float) -> float:
+        """Return a device's mean rate, as far as its units can have it."""
+        rate = device_dropout(time_s, target_s, cap=self.base_rate_cap, device_rate=self.device_rate)
+        return min(rate, self.unit_rate_cap)
+
     def _unit_rates(self, groups: Sequence[UnitGroup], scores_U: Tensor, rate: float) -> dict[str, np.ndarray]:
         """Return each group's rates [size]."""
         parts = np.split(scores_U.numpy(), np.cumsum([group.size for group in groups])[:-1])
@@ -322,7 +327,7 @@ class AdaptiveDropout(UnitDropout):
         device_rates = []
         for client in context.cohort:
             time_s = device_time(state["macs"], context, client)
-            rate = device_dropout(time_s, state["target_s"], cap=self.base_rate_cap, device_rate=self.device_rate)
+            rate = self._device_rate(time_s, state["target_s"])
             device_rates.append(rate)
             generator = context.stream.child("units", client).numpy()
             units, scales = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)

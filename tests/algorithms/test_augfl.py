@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedsweep.algorithms.augfl import augfl
+from fedsweep.algorithms.augfl import AdaptedTest, augfl
+from fedsweep.components import LocalClient
 from fedsweep.errors import ConfigError
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_data, tiny_experiment
+from fedsweep.streams import stream
+from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 
 torch.set_num_threads(1)
 SIZES = (10, 20, 30, 16, 12, 8)
@@ -27,6 +29,24 @@ def gradient(engine: Any, vector: torch.Tensor, inputs: torch.Tensor, targets: t
     leaf = vector.clone().requires_grad_()
     logits = torch.func.functional_call(engine._model, engine.layout.params(leaf), (inputs,))
     return torch.autograd.grad(F.cross_entropy(logits, targets), leaf)[0]
+
+
+def test_a_client_without_samples_of_its_present_classes_tests_the_model_as_it_is() -> None:
+    """The loss of no samples is NaN, and so was each answer of the adapted model: class 0."""
+    inputs, model = torch.eye(4).view(4, 1, 1, 4), linear_model(4)
+    client = LocalClient(
+        client=0,
+        round=1,
+        inputs=inputs[:0],
+        targets=torch.zeros(0, dtype=torch.int64),
+        num_classes=4,
+        anchor={},
+        params={name: value.detach() for name, value in model.named_parameters()},
+        model=model,
+        forward_with=lambda values, given: torch.func.functional_call(model, values, (given,)),
+        stream=stream(0, "test"),
+    )
+    assert torch.equal(AdaptedTest(adaptation_rate=0.1).predictor(client)(inputs), model(inputs))
 
 
 def test_without_adaptation_and_transfer_the_first_round_is_a_step_of_federated_sgd() -> None:

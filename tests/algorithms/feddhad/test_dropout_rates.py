@@ -280,3 +280,10 @@ def test_scores_of_filters_cost_a_pass_of_their_samples() -> None:
     ends = [run_net(each, rounds=1).records[0].flops for each in (method, fedavg())]
     assert ends[0] == ends[1]
     assert UnitScores(score_samples=128).passes_over(500) == 128
+
+
+def test_a_device_is_said_to_drop_what_its_units_can() -> None:
+    """By the printed rule fast devices drop nearly all, but no unit more than a fifth."""
+    method = fedad(base_rate=0.4, refresh=(1,), device_rate="printed", unit_rate_cap=0.2)
+    last = run_net(method, rounds=2).records[-1]
+    assert last.extra["dropout_device_rate"] == pytest.approx(0.2)
