@@ -19,7 +19,7 @@ from tiny import with_totals
 from fedsweep.errors import InputError
 from fedsweep.figures.style import COLOURS, setting_looks
 from fedsweep.reports import compare
-from fedsweep.reports.compare import compared_runs, print_runs, print_settings
+from fedsweep.reports.compare import compared_runs, print_layout, print_runs, print_settings
 from fedsweep.reports.setting_table import TableStyle, settings_as
 from fedsweep.results.settings import ReportRun, group_settings, remarks, shortly_called
 from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
@@ -55,6 +55,17 @@ def table(runs: list[ReportRun], *, by_setting: bool = False, **options: Any) ->
     (print_settings if by_setting else print_runs)(runs, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
+
+
+def test_a_world_is_called_as_it_is_also_in_headings(tmp_path: Path) -> None:
+    for place, name in enumerate(("a[/]b", "a[red]b")):
+        write_run(tmp_path / f"{place}", {"test_accuracy": 0.5})
+        config = tmp_path / f"{place}" / "config.yaml"
+        config.write_text(config.read_text().replace("scenario: {}", f"scenario: {{dataset: '{name}'}}"))
+    console = Console(file=io.StringIO(), width=200)
+    print_layout(compared_runs([tmp_path]), console, style=TableStyle(columns=["dataset"]))
+    assert isinstance(console.file, io.StringIO)
+    assert "dataset=a[/]b" in console.file.getvalue() and "dataset=a[red]b" in console.file.getvalue()
 
 
 def test_what_all_runs_share_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

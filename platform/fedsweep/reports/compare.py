@@ -238,7 +238,7 @@ def _table(
     for place, heading in enumerate(headings):
         is_name = place < num_names
         side: Literal["left", "right"] = "left" if is_name or heading == "status" else "right"
-        table.add_column(heading, justify=side, no_wrap=not is_name, overflow="fold")
+        table.add_column(Text(heading), justify=side, no_wrap=not is_name, overflow="fold")
     for number, (row, style) in enumerate(zip(rows, styles, strict=True)):
         cells = enumerate(row[: len(headings)])
         table.add_row(*(Text(cell, style="bold" if (number, c) in bold else "") for c, cell in cells), style=style)
