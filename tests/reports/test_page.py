@@ -553,6 +553,13 @@ def test_a_means_interval_is_that_of_the_round_at_which_it_ends(tmp_path: Path) 
     assert point["y"] == [0.65] and "60.00 to 70.00 %, 2 seeds" in point["text"]
 
 
+def test_ends_that_are_equal_are_on_the_front_together(tmp_path: Path) -> None:
+    for lr, name in enumerate("ab"):
+        write_run(tmp_path / "runs" / name, (0.5,), name=name, lr=lr)
+    front = report(tmp_path).drawn("front")
+    assert not any(front[name]["marker"]["symbol"].endswith("-open") for name in "ab")
+
+
 def test_points_on_the_front_by_what_may_be_chance_are_hollow(tmp_path: Path) -> None:
     ends = {"cheap": (0.10, 0.12), "sure": (0.40, 0.44), "unsure": (0.41, 0.45), "worse": (0.2, 0.2)}
     for place, (name, accuracies) in enumerate(ends.items(), 1):

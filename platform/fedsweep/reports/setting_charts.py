@@ -341,9 +341,9 @@ def _with_front(ends: Sequence[_End], looks: Sequence[Look], *, doubtful: Collec
         return
     points = [ends[step.curve].curve[place] for step in steps for place in step.places]
     yield _front_line(points, kind=ends[0].kind)
-    front = [ends[step.curve] for step in steps if step.places[-1] == len(ends[step.curve].curve) - 1]
+    front = {*points}  # also the ends of others that came to the same
     for end in ends:
-        hollow = end not in front or (end.kind == _MEANS and end.setting in doubtful)
+        hollow = end.curve[-1] not in front or (end.kind == _MEANS and end.setting in doubtful)
         yield _point(end, looks[end.row], hollow=hollow)
 
 
