@@ -148,9 +148,12 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return seconds
 
 
-def test_larger_sizes_are_left_out_after_a_choice_that_took_too_long(stub: dict[int, float], tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", [[1, 3, 7], [7, 3, 1]])
+def test_larger_sizes_are_left_out_after_a_choice_that_took_too_long(
+    order: list[int], stub: dict[int, float], tmp_path: Path
+) -> None:
     stub[3] = 2.5
-    grid = run(table("dynacomm", "exhaustive", groups={"seconds": 2}), tmp_path)
+    grid = run(table("dynacomm", "exhaustive", groups={"seconds": 2, "sizes": order}), tmp_path)
     sizes = {(row["row"], row["size"]) for row in rows_of(tmp_path)}
     assert ("exhaustive", "3") in sizes and ("exhaustive", "7") not in sizes and ("dynacomm", "7") in sizes
     assert "exhaustive, Dir, 7 active: over time after size 3 (a choice took 2.5 s, of 2 s)" in grid.notes

@@ -157,7 +157,8 @@ class GroupTable(TableKind):
         place: dict[str, Any] = {"row": cell.row, "column": cell.column, "seed": cell.seed, "active": active}
         deadline = None if total_s is None else time.perf_counter() + total_s
         choices: list[Choices] = []
-        for size in self.sizes:
+        sizes = sorted(self.sizes)
+        for size in sizes:
             try:
                 chosen = _of_size(method, problems, size, deadline=deadline)
             except ResourceError as error:
@@ -168,7 +169,7 @@ class GroupTable(TableKind):
                 return choices, f"over time from size {size} on ({total_s:g} s for all sizes at this scale)"
             divergences, seconds = chosen
             choices.append(Choices(kl_divergence=divergences, seconds=seconds, size=size, **place))
-            if self.seconds is not None and max(seconds) > self.seconds and size != self.sizes[-1]:
+            if self.seconds is not None and max(seconds) > self.seconds and size != sizes[-1]:
                 slow = f"a choice took {max(seconds):.3g} s, of {self.seconds:g} s"
                 return choices, f"over time after size {size} ({slow})"
         return choices, None
