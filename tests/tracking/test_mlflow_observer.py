@@ -32,7 +32,7 @@ from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
 from fedsweep.tracking.mlflow_sync import FolderSync
 
 CONFIG = {"name": "run", "seed": 0, "scenario.dataset": "digits", "scenario.root": None, "training.lr": 1e-3}
-BOMB = gzip.compress(bytes(100 * 2**20))
+BOMB = gzip.compress(bytes(2**20)) * 100  # many members in a row are one file, too
 TAGS = {"fedsweep.git_commit": "abc", "fedsweep.config_hash": "123", "fedsweep.method": "fedavg"}
 
 
