@@ -110,7 +110,7 @@ class Sending(LocalTerm):
         ({"refinements": (Untouched(label="a"),)}, True, ()),
         ({"refinements": (Learning(label="a"),)}, False, ()),
         ({"refinements": (Late(label="a"),)}, False, ()),
-        ({"refinements": (Untouched(label="a"), Talking(label="b"))}, True, ("its refinement1 (Talking) exchanges",)),
+        ({"refinements": (Untouched(label="a"), Talking(label="b"))}, True, ("its Talking exchanges",)),
         ({"terms": (Sending(),)}, False, ("its term sending sends",)),
     ],
 )

@@ -127,7 +127,7 @@ class FederatedMethod:
             return
         parts = [f"the term {term.name}, which sends something to the server" for term in self.terms if term.sends]
         others = [item for item in self.having["probes"] if not item[1].probes_stay] + [*self.having["publish"]]
-        parts += [f"the {seam} ({type(part).__name__}), which asks clients something" for seam, part in others]
+        parts += [f"{type(part).__name__}, which asks clients something" for _, part in others]
         parts += [f"the term {t.name}, which notes moves that the server adds up" for t in self.terms if t.adds_up]
         parts += ["a weighting by what is known of clients"] if self.weighting.knows_clients else []
         parts += ["a weighting of steps from the server's model"] if self.moves_from is not None else []
@@ -201,7 +201,7 @@ class FederatedMethod:
         """List what may send more than models in a round, in words; a component with the hook may yet send nothing."""
         terms = [f"its term {term.name} sends" for term in self.terms if term.sends]
         senders = [item for item in self.server_components if item in self.having["probes"] + self.having["publish"]]
-        return (*terms, *(f"its {seam} ({type(component).__name__}) exchanges" for seam, component in senders))
+        return (*terms, *(f"its {type(component).__name__} exchanges" for _, component in senders))
 
     @cached_property
     def remembers(self) -> bool:
@@ -292,7 +292,7 @@ def _merge_two(first: FederatedMethod, second: FederatedMethod) -> FederatedMeth
         a, b, default = getattr(first, seam), getattr(second, seam), getattr(plain, seam)
         if a != b and default not in (a, b):
             raise ConfigError(
-                f"{first.name} and {second.name} can't be merged: both have a {seam.replace('_', ' ')} of their own"
+                f"{first.name} and {second.name} can't be merged: both have their own {seam.replace('_', ' ')}"
                 f" ({type(a).__name__} and {type(b).__name__}); leave one of them out"
             )
         chosen[seam] = b if a == default else a

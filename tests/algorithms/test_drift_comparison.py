@@ -243,11 +243,11 @@ def test_fedstgs_discarding_schedule_goes_with_fedads_sub_models() -> None:
     [
         (
             [FEDSTG, {"name": "feddh"}],
-            r"fedstg and feddh can't be merged: both have a weighting of their own \(SamplesSpeedRarity and"
+            r"fedstg and feddh can't be merged: both have their own weighting \(SamplesSpeedRarity and"
             r" NonIIDDegree\); leave one of them out",
         ),
-        ([FEDSTG, {**DYNAFED, "weights": "uniform"}], r"both have a weighting of their own .*SamplesSpeedRarity and U"),
-        ([FEDSTG, DYNAMICFL], r"fedstg and dynamicfl can't be merged: both have a pacing of their own"),
+        ([FEDSTG, {**DYNAFED, "weights": "uniform"}], r"both have their own weighting .*SamplesSpeedRarity and U"),
+        ([FEDSTG, DYNAMICFL], r"fedstg and dynamicfl can't be merged: both have their own pacing"),
         ([FEDSTG, FEDAD], r"over several rounds, which does not go with sub-models"),
     ],
 )

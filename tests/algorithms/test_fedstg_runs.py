@@ -302,13 +302,13 @@ def test_presence_is_told_where_the_scenario_has_availability() -> None:
 
 
 def test_its_schedule_excludes_dynamicfls() -> None:
-    with pytest.raises(ConfigError, match=r"dynamicfl and fedstg can't be merged: both have a pacing of their own"):
+    with pytest.raises(ConfigError, match=r"dynamicfl and fedstg can't be merged: both have their own pacing"):
         merge(dynamicfl(), fedstg(decide_on="test"))
 
 
 def test_its_weights_exclude_another_methods() -> None:
     other = FederatedMethod(name="other", source="", weighting=Uniform())
-    with pytest.raises(ConfigError, match=r"other and fedstg can't be merged: both have a weighting of their own"):
+    with pytest.raises(ConfigError, match=r"other and fedstg can't be merged: both have their own weighting"):
         merge(other, fedstg(decide_on="test"))
 
 

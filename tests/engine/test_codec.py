@@ -234,7 +234,7 @@ def test_codecs_merge_with_terms_and_payloads() -> None:
 
 
 def test_two_codecs_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"both have a codec of their own \(Largest and EightBits\)"):
+    with pytest.raises(ConfigError, match=r"both have their own codec \(Largest and EightBits\)"):
         merge(coded(Largest()), coded(EightBits()))
 
 

@@ -120,10 +120,11 @@ def check_points(policy: StragglerPolicy, method: FederatedMethod, points: tuple
     """
     later = any(job.not_before for point in points for job in point.start)
     if policy.judges_rounds and (len(points) > 1 or later):
+        what = f"synchronises {len(points)} times in a round" if len(points) > 1 else "has clients begin when they will"
         raise ConfigError(
-            f"method {method.name} synchronises {len(points)} times in a round, but {type(policy).__name__} of"
-            " scenario.devices.stragglers compares clients by their whole rounds, one message down and one up; use"
-            " {kind: wait}, with drop_probability where clients should vanish, or a method with one sync point a round"
+            f"method {method.name} {what}, but {type(policy).__name__} of scenario.devices.stragglers compares clients"
+            " by their whole rounds, one message down and one up; use {kind: wait}, with drop_probability where clients"
+            " should vanish, or a method that synchronises once, at the round's end"
         )
 
 

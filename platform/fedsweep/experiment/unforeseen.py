@@ -16,10 +16,10 @@ def why_unknown(experiment: Experiment) -> str | None:
     method, world, stop = experiment.method, experiment.world, experiment.training.stop
     for seam, component in method.server_components:
         if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
-            return f"its {seam} ({type(component).__name__}) learns from the clients' work"
+            return f"its {type(component).__name__} learns from the clients' work"
         context = server_context(experiment, seam)
         if component.setup(component.init(context), context):
-            return f"its {seam} ({type(component).__name__}) has every client measure something before round 1"
+            return f"its {type(component).__name__} has every client measure something before round 1"
     if method.exchanges:
         return f"{method.exchanges[0]} more than models"
     if _asks_history(world):
