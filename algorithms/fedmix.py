@@ -52,6 +52,8 @@ class GroupMeans(Probe):
     name: str = "group_means"
 
     def measure(self, client: LocalClient) -> Payload:
+        if not isinstance(client.inputs, Tensor) or not client.inputs.is_floating_point():
+            raise ConfigError("fedmix averages inputs, so these must be one tensor of floats each; use another method")
         number = len(client.targets)
         order = torch.randperm(number, generator=client.stream.torch()).to(client.inputs.device)
         inputs, labels = client.inputs[order], F.one_hot(client.targets[order], client.num_classes)

@@ -156,7 +156,8 @@ class OneModelEach(ServerUpdate):
         sync: SyncContext,
     ) -> Tensor:
         places = [place for place, own in enumerate(chosen) if own == cluster]
-        if not places:
+        # Of members whose weights are all 0 (ABAVG's, say) nothing can be averaged, either.
+        if not float(weights[places].sum()):
             return before
         # All of them: the weights as they are, to the bit.
         own = weights if len(places) == len(updates) else weights[places] / weights[places].sum()

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from tiny import tiny_sync, tiny_update
+from torch import Tensor, nn
 
-from fedsweep.algorithms.ifca import best_fitting, ifca
+from fedsweep.algorithms.ifca import OneModelEach, best_fitting, ifca
 from fedsweep.client.messages import Question
 from fedsweep.components import LocalClient, logits_with
 from fedsweep.components.codec import Communication
@@ -25,6 +26,7 @@ from fedsweep.records import Payload
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.testing.subject import small_network
 from fedsweep.testing.worlds import tiny_data
+from fedsweep.trees import layout_of
 
 
 def swapped(method: FederatedMethod, **options: Any) -> Any:
@@ -84,6 +86,20 @@ def test_a_codec_would_count_moves_from_another_clusters_model() -> None:
     with pytest.raises(ConfigError, match="ifca start from one of several models, and a codec's moves are counted"):
         check_experiment(replace(swapped(ifca()), communication=up))
     check_experiment(replace(swapped(ifca(clusters=1)), communication=up))
+
+
+def test_a_cluster_whose_members_weigh_nothing_stays() -> None:
+    """Their mean would be 0 / 0, which no check of the server's model sees."""
+    model = nn.Linear(1, 2, bias=False)
+    update = OneModelEach(clusters=2, shuffled=1.0)
+    state = {"others": [torch.tensor([5.0, 6.0])], "members": [0, 0]}
+    attendees = [
+        tiny_update(k, torch.tensor([1.0, 2.0]), layout=layout_of(model), extras={"ifca/cluster": torch.tensor([k])})
+        for k in (0, 1)
+    ]
+    weights = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    _, after = update.apply(state, attendees, weights, tiny_sync(model, torch.zeros(2)))
+    assert after["others"][0].tolist() == [5.0, 6.0] and after["members"] == [1, 1]
 
 
 def test_a_cluster_without_members_stays_and_first_models_have_the_same_values_elsewhere() -> None:

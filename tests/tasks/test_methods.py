@@ -166,6 +166,12 @@ def test_a_method_that_looks_at_inputs_takes_several_by_name(
     assert state.round == 2 and bool(torch.isfinite(state.vector).all())
 
 
+def test_words_have_no_averages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = local_engine(plan_run(load_config(with_two_inputs("fedmix", tmp_path, monkeypatch))).experiment)
+    with pytest.raises(ConfigError, match="fedmix averages inputs, so these must be one tensor of floats"):
+        engine.start()
+
+
 @pytest.mark.parametrize("method", ["dynafed", "fedktl"])
 def test_what_makes_images_is_refused_where_samples_are_none(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
