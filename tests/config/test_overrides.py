@@ -86,6 +86,11 @@ def test_dotted_key_of_a_space_is_one_key(text: str) -> None:
     assert apply_overrides({}, [text]) == {"sweep": {"space": {"method.mu": {"grid": [1]}}}}
 
 
+def test_values_of_a_key_of_one_word_are_set_as_those_of_a_dotted_one() -> None:
+    given = {"sweep": {"space": {"seed": {"grid": [0, 1]}}}}
+    assert apply_overrides(given, ["sweep.space.seed.grid=[2]"]) == {"sweep": {"space": {"seed": {"grid": [2]}}}}
+
+
 def test_entry_of_a_space_is_replaced_and_others_stay() -> None:
     given = {"sweep": {"space": {"method.mu": {"grid": [1]}, "seed": {"grid": [0, 1]}}}}
     found = apply_overrides(given, ["sweep.space.method.mu={uniform: [0, 1]}"])

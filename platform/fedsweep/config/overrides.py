@@ -70,7 +70,7 @@ def _split(key: str) -> list[str]:
     parts = key.split(".")
     if parts[:2] != ["sweep", "space"] or len(parts) < 4:
         return parts
-    if len(parts) > 4 and parts[-1] in SPACE_KINDS:
+    if parts[-1] in SPACE_KINDS:
         return [*parts[:2], ".".join(parts[2:-1]), parts[-1]]
     return [*parts[:2], ".".join(parts[2:])]
 
