@@ -163,11 +163,6 @@ class StagnationAware(Pacing):
         Raises:
             ConfigError: The accuracy that decides is not measured, or not in every round.
         """
-        if not context.has_classes:
-            raise ConfigError(
-                "FedStg's schedule decides on accuracies, which scenario.task has not without classes; set"
-                " method.reduced_interval=1, or choose another method"
-            )
         if self.decide_on == "validation" and context.validation_data is None:
             raise ConfigError(
                 "method.decide_on=validation needs validation data, but scenario.server_data.validation is 0; set it"
@@ -221,7 +216,7 @@ class StagnationAware(Pacing):
     Card(
         title="FedStg",
         source="FedStg",
-        needs=("validation", "evaluation"),
+        needs=("validation", "evaluation", "classes"),
         limits=(Limit(given={"reduced_interval": 1, "weights": "size"}),),
         small={"first_rounds": 1},
     )

@@ -155,5 +155,5 @@ def test_sub_models_move_what_they_hold() -> None:
 
 
 def test_another_server_update_beside_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match="feddyn and fedavgm can't be merged: both have a server update"):
+    with pytest.raises(ConfigError, match="feddyn and fedavgm can't be merged: both have their own server update"):
         merge(feddyn(), fedavgm())

@@ -128,7 +128,7 @@ def test_what_a_client_sends_is_the_change_of_its_variate() -> None:
 
 def test_it_takes_a_server_optimiser_unless_it_has_a_rate_of_its_own() -> None:
     assert not torch.equal(run(merge(scaffold(), fedadam())).vector, run(scaffold()).vector)
-    with pytest.raises(ConfigError, match="scaffold and fedadam can't be merged: both have a server update"):
+    with pytest.raises(ConfigError, match="scaffold and fedadam can't be merged: both have their own server update"):
         merge(scaffold(server_learning_rate=0.5), fedadam())
 
 

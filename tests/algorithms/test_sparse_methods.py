@@ -171,11 +171,13 @@ def test_it_merges_with_what_touches_other_seams(name: str, other: FederatedMeth
 
 
 def test_what_does_not_go_together_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="prunefl and federated_dropout can't be merged: both have a submodels"):
+    with pytest.raises(
+        ConfigError, match="prunefl and federated_dropout can't be merged: both have their own submodels"
+    ):
         merge(prunefl(), federated_dropout())
     with pytest.raises(ConfigError, match="feddst and prunefl can't be merged"):
         merge(feddst(), prunefl())
-    with pytest.raises(ConfigError, match="feddst and fedadam can't be merged: both have a server update"):
+    with pytest.raises(ConfigError, match="feddst and fedadam can't be merged: both have their own server update"):
         merge(feddst(), fedadam())
     with pytest.raises(ConfigError, match=r"method prunefl\+fedstg: its clients keep what they trained"):
         merge(prunefl(), fedstg())

@@ -27,13 +27,11 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "generative": ({"name": "vae"}, {"dataset": "digits", "task": {"kind": "generative"}}),
     "self_supervised": ({"name": "masked_autoencoder"}, {"dataset": "digits", "task": {"kind": "self_supervised"}}),
 }
-# Without what asks for classes.
-OF_CLASSES: dict[str, dict[str, Any]] = {"fedstg": {"reduced_interval": 1}}
 # Needs that a network has or has not, whatever is learned; the MLP has all.
 OF_NETWORKS = {"units", "features"}
 METHODS = [name for name in method_names() if "classes" not in built_in_card(name).needs]
 # One of each kind in the suite: memories, penalties, two speeds, the server's optimiser, normalised and robust means,
-# weights by strata and by speed, work that outlasts its round, features, edges, masks, units.
+# weights by strata, work that outlasts its round, features, edges, masks, units.
 SHOWN = {
     ("regression", "scaffold"),
     ("next_token", "dynamicfl"),
@@ -41,7 +39,6 @@ SHOWN = {
     ("generative", "fednova"),
     ("self_supervised", "krum"),
     ("segmentation", "feddh"),
-    ("regression", "fedstg"),
     ("next_token", "fedbuff"),
     ("multi_label", "moon"),
     ("generative", "hierfavg"),
@@ -66,7 +63,7 @@ def config_of(task: str, method: str) -> dict[str, Any]:
     if "validation" in card.needs:
         scenario["server_data"] = {"validation": 0.1}
     return {
-        "method": {"name": method, **card.small, **OF_CLASSES.get(method, {})},
+        "method": {"name": method, **card.small},
         "model": model,
         "scenario": scenario,
         "training": {"rounds": 2, "cohort_size": 3, "local_steps": 2, "batch_size": 8},
@@ -94,7 +91,6 @@ def test_a_method_trains_on_a_task(task: str, method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        ({"name": "fedstg"}, "schedule decides on accuracies, which scenario.task has not"),
         ({"name": "feddh", "gradient": "explicit"}, "method.gradient=explicit takes gradients of the cross-entropy"),
         ({"name": "feddh", "estimate": "gradients"}, "method.estimate=gradients takes gradients of the cross-entropy"),
         ({"name": "dynamicfl", "group": "similarity"}, "method.group=similarity takes gradients of the cross-entropy"),
@@ -103,7 +99,7 @@ def test_a_method_trains_on_a_task(task: str, method: str) -> None:
 )
 def test_what_asks_for_classes_is_refused_before_anything_is_trained(method: dict[str, Any], reason: str) -> None:
     """It ended in an error of torch, or went on without what it asked for."""
-    config = {**config_of("generative", "fedstg"), "method": method}
+    config = {**config_of("generative", "feddh"), "method": method}
     with pytest.raises(ConfigError, match=reason):
         plan_run(load_config(config))
 

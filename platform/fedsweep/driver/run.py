@@ -24,7 +24,7 @@ from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.build_world import dataset_of
-from fedsweep.experiment.checks import check_experiment
+from fedsweep.experiment.checks import check_experiment, check_world
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded
 from fedsweep.runs.facts import run_facts
@@ -73,6 +73,7 @@ def plan_run(
     phases.enter("plan")
     with guarded(when="before the run", raises=ConfigError):
         experiment = build_experiment(config, dataset, config_hash=config_hash)
+        check_world(experiment)  # before components are asked: what a method needs is said first
         check_first_round(experiment)
         num_actors, why = choose_backend(config, experiment)
     sources = sources_of(config.tree())

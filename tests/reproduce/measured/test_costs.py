@@ -156,7 +156,7 @@ def test_a_set_whose_label_order_matters_is_loaded(more: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("method", "more", "reason"),
     [
-        ({"name": "fedstg"}, {}, "pacing"),
+        ({"name": "fedstg"}, {}, "StagnationAware learns"),
         ({"name": "fedad"}, {}, "fedad"),
         ({"name": "feddh", "gradient": "explicit"}, {}, "feddh"),
         ({"name": "fedavg"}, {"stop": {"target_accuracy": 0.5}}, "training.stop"),
@@ -220,6 +220,6 @@ def test_a_tables_cost_measures_are_filled_in_and_the_others_say_why_not() -> No
     assert fedavg is not None and fedstg is not None
     assert list(fedavg.measured) == ["cost"] and not fedavg.problems and fedavg.standing == "paper"
     assert fedavg.measured["cost"].mean == 1 / 9 and fedavg.measured["cost"].count == 2  # one of nine steps
-    assert fedstg.measured["cost"].mean is None and "pacing" in fedstg.untold[0] and not grid.problems
+    assert fedstg.measured["cost"].mean is None and "StagnationAware learns" in fedstg.untold[0] and not grid.problems
     assert cell_text(grid, "FedStg", headings(grid)[0]).measured == "-"
     assert any(note.startswith("FedStg: the costs of method fedstg can't be told") for note in notes(grid))
