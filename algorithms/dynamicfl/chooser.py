@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,13 @@ class GroupProblem:
 
 
 class GroupChooser(Checked, ABC):
-    """Chooses the high-frequency group. A concrete chooser is a frozen dataclass."""
+    """Chooses the high-frequency group. A concrete chooser is a frozen dataclass.
+
+    Attributes:
+        needs_classes: What clients measure for it goes by classes, so that samples must have them.
+    """
+
+    needs_classes: ClassVar[bool] = False
 
     @abstractmethod
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:

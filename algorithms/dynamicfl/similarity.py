@@ -95,6 +95,8 @@ class SimilarityGroup(GroupChooser):
         that clients take later differ by the model, too; so they are asked for once, at the initial one.
     """
 
+    needs_classes: ClassVar[bool] = True
+
     orders: Count = 10
     sketch_values: Count = 256
 

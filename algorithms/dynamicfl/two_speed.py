@@ -105,9 +105,9 @@ class TwoSpeed(Pacing):
         """Return the state before the first group.
 
         Raises:
-            ConfigError: The chooser's probes need classes.
+            ConfigError: The chooser needs classes.
         """
-        if self.group.setup(context.stream):
+        if self.group.needs_classes:
             refuse_without_classes(context, "group=similarity")
         return {"group": [], "features": None, "population": None}
 

@@ -147,8 +147,8 @@ def refuse_without_classes(context: ServerContext, setting: str) -> None:
     """
     if not context.has_classes:
         raise ConfigError(
-            f"method.{setting} takes gradients of the cross-entropy of classes, which samples of scenario.task have"
-            " not; choose another value"
+            f"method.{setting} takes gradients of the cross-entropy of classes, but samples of scenario.task have"
+            " none; choose another value"
         )
 
 
