@@ -43,12 +43,14 @@ from fedsweep.components import (
     Uniform,
     load_vector,
     logits_with,
+    on_device,
+    taken,
     takes,
     trained_params,
 )
 
 from .parts.distilling import Student, batches
-from .parts.ensembles import on_device, taken, template
+from .parts.ensembles import template
 
 _CLIENTS = "augfl_clients"
 

@@ -36,9 +36,9 @@ from fedsweep.components import (
     by_samples,
     features_with,
     head_names,
+    taken,
 )
 
-from .parts.ensembles import taken
 from .parts.own_models import KeepsModel, OwnModels, Travels, own_values
 
 _TERM = "fedas"
@@ -113,10 +113,8 @@ class AlignedBody(KeepsModel):
         prototypes: dict[int, Tensor],
     ) -> ParamTree:
         leaves = {name: value.requires_grad_() for name, value in params.items()}
-        features, targets = (
-            features_with(local.model, {**body, **leaves}, taken(local.inputs, chosen)),
-            local.targets[chosen],
-        )
+        features = features_with(local.model, {**body, **leaves}, taken(local.inputs, chosen))
+        targets = local.targets[chosen]
         losses = [
             F.mse_loss(features[targets == label], prototypes[label].expand(int((targets == label).sum()), -1))
             # In the order of the classes: the sum's bits must not depend on how the batch was shuffled.

@@ -28,11 +28,12 @@ from fedsweep.components import (
     State,
     SyncContext,
     by_samples,
+    taken,
     takes,
 )
 
 from .parts.distilling import BatchNorm, Student, batches
-from .parts.ensembles import ensemble_logits, model_logits, server_inputs, taken
+from .parts.ensembles import ensemble_logits, model_logits, server_inputs
 
 Posterior = Literal["gaussian", "authors", "dirichlet"]
 

@@ -25,11 +25,12 @@ from fedsweep.components import (
     ServerContext,
     State,
     SyncContext,
+    taken,
     takes,
 )
 
 from .parts.distilling import BatchNorm, Student, batches, cosine_rate
-from .parts.ensembles import ensemble_logits, server_inputs, taken
+from .parts.ensembles import ensemble_logits, server_inputs
 
 Keep = Literal["best", "last"]
 

@@ -15,9 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep import Stream
-from fedsweep.components import FULL_MODEL, PASSES_OF_A_STEP, SyncContext, any_of, load_vector, trained_params
+from fedsweep.components import (
+    FULL_MODEL,
+    PASSES_OF_A_STEP,
+    SyncContext,
+    any_of,
+    load_vector,
+    on_device,
+    trained_params,
+)
 
-from .ensembles import in_batches, on_device, template
+from .ensembles import in_batches, template
 
 BatchNorm = Literal["proxy", "frozen"]
 

@@ -8,13 +8,21 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep import ConfigError
-from fedsweep.components import FULL_MODEL, ClientUpdate, ServerContext, SyncContext, any_of, each, logits_with
+from fedsweep.components import (
+    FULL_MODEL,
+    ClientUpdate,
+    ServerContext,
+    SyncContext,
+    any_of,
+    logits_with,
+    on_device,
+    taken,
+)
 
 # Inputs per forward pass, so that large server sets fit into memory.
 _BATCH = 500
@@ -36,16 +44,6 @@ def upload_logits(model: nn.Module, update: ClientUpdate, inputs: Tensor) -> Ten
     """
     values = {name: value.to(any_of(inputs).device) for name, value in update.params.items()}
     return logits_with(update.submodel.build(model), values, inputs)
-
-
-def on_device(inputs: Tensor, device: torch.device | str) -> Tensor:
-    """Return the inputs on a device; of several by name each."""
-    return cast(Tensor, each(lambda tensor: tensor.to(device), inputs))
-
-
-def taken(inputs: Tensor, index: Tensor | slice) -> Tensor:
-    """Return some of the inputs; of several by name some of each."""
-    return cast(Tensor, each(lambda tensor: tensor[index], inputs))
 
 
 def in_batches(predict: Callable[[Tensor], Tensor], inputs: Tensor, device: torch.device | str) -> Tensor:

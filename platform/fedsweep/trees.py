@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 ParamTree = dict[str, Tensor]
 # A data set's inputs as a model gets them: one tensor, or several by name.
 Inputs = Tensor | dict[str, Tensor]
+_Inputs = TypeVar("_Inputs", bound=Inputs)
 
 # Sums run over blocks of this many values, so that the float64 accumulator stays in the cache.
 _BLOCK = 65_536
@@ -285,6 +286,16 @@ def as_tensors(array: NDArray[Any]) -> Inputs:
 def each(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """Return what a function makes of each tensor."""
     return {name: function(tensor) for name, tensor in inputs.items()} if isinstance(inputs, dict) else function(inputs)
+
+
+def on_device(inputs: _Inputs, device: torch.device | str) -> _Inputs:
+    """Return the inputs on a device."""
+    return cast(_Inputs, each(lambda tensor: tensor.to(device), inputs))
+
+
+def taken(inputs: _Inputs, index: Tensor | slice) -> _Inputs:
+    """Return some of the samples."""
+    return cast(_Inputs, each(lambda tensor: tensor[index], inputs))
 
 
 def all_of(inputs: Inputs) -> list[Tensor]:

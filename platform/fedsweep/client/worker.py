@@ -31,7 +31,7 @@ from fedsweep.guard import place_of
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import FlatLayout, Inputs, as_tensors, each, weighted_mean
+from fedsweep.trees import FlatLayout, Inputs, as_tensors, on_device, weighted_mean
 
 if TYPE_CHECKING:
     from fedsweep.client.lanes.together import MakeLanes
@@ -121,7 +121,7 @@ class Worker:
         self._strata = data.stratum_of
         if side.device != "cpu":
             # Copied before: from shared memory arrays come read-only.
-            self._images = each(lambda values: values.to(side.device), as_tensors(np.array(data.images)))
+            self._images = on_device(as_tensors(np.array(data.images)), side.device)
         self._template = model
         self._full_slot = BoundModule(model, layout, side.device)
         self._rounds: dict[int, LocalRound] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -18,7 +17,7 @@ from fedsweep.guard import named, returns
 from fedsweep.parameters.ranges import Checked
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
-from fedsweep.trees import Inputs, ParamTree, each
+from fedsweep.trees import Inputs, ParamTree, taken
 
 # A pass over all of a client's share at once might be more than the memory has room for.
 _TESTED_AT_ONCE = 1000
@@ -149,6 +148,6 @@ class ClientTest(Probe):
         predict = self.predictor(client)
         with torch.no_grad():
             starts = range(0, len(targets), _TESTED_AT_ONCE)
-            parts = (each(itemgetter(slice(start, start + _TESTED_AT_ONCE)), inputs) for start in starts)
-            predictions = [predict(cast(Tensor, part)).argmax(1) for part in parts]
+            parts = (taken(cast(Tensor, inputs), slice(start, start + _TESTED_AT_ONCE)) for start in starts)
+            predictions = [predict(part).argmax(1) for part in parts]
         return {"hits": (torch.cat(predictions) == targets).sum(), "samples": torch.tensor(len(targets))}
