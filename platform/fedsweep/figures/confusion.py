@@ -15,8 +15,8 @@ from fedsweep.figures.style import (
     INK,
     PANEL_WIDTH,
     TEXT_WIDTH,
-    as_it_is,
     checked_path,
+    escape_dollars,
     figure_of,
     paper_style,
     save_figure,
@@ -60,7 +60,7 @@ def draw_confusion(axes: Axes, confusion: np.ndarray, *, class_names: Sequence[s
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     if class_names and len(class_names) <= _MOST_NAMES:
-        names = list(map(as_it_is, class_names))
+        names = list(map(escape_dollars, class_names))
         axes.set_yticks(range(len(names)), names)
         lean = max(map(len, class_names)) > 2
         axes.set_xticks(range(len(names)), names, rotation=90 if lean else 0)

@@ -163,8 +163,8 @@ def setting_looks(methods: Sequence[str]) -> list[Look]:
     return [look_of(places[number]) for number in range(len(methods))]
 
 
-def as_it_is(text: str) -> str:
-    """Return text, which may be anybody's, as matplotlib shows it letter by letter: between dollars it reads TeX."""
+def escape_dollars(text: str) -> str:
+    """Escape the dollars of text that may be anybody's: what stands between two matplotlib reads as TeX."""
     return text.replace("$", r"\$")
 
 
@@ -172,7 +172,7 @@ def line_handle(label: str, look: Look, **more: Any) -> Any:
     """Make the legend's handle of a line of this look, or with ``linestyle="none"`` of a point."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], **{"color": look.colour, "marker": look.marker, "label": as_it_is(label), **more})
+    return Line2D([], [], **{"color": look.colour, "marker": look.marker, "label": escape_dollars(label), **more})
 
 
 def band_handles(every: Iterable[Axes]) -> list[Any]:
@@ -230,9 +230,9 @@ def panels(
         axes.remove()
     for axes, text in zip(every[:count], titles, strict=True):
         if count > 1 or (text and not title):
-            axes.set_title(as_it_is(text))
+            axes.set_title(escape_dollars(text))
     if title:
-        figure.suptitle(as_it_is(title), fontsize=9)
+        figure.suptitle(escape_dollars(title), fontsize=9)
     return figure, every[:count]
 
 
@@ -271,7 +271,7 @@ def name_axes(axes: Axes, *, x: str, y: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for write, name, scale in ((axes.set_xlabel, x, axes.get_xscale()), (axes.set_ylabel, y, axes.get_yscale())):
-        write(as_it_is(f"{name}, log scale" if name and scale == "log" and "log" not in name else name))
+        write(escape_dollars(f"{name}, log scale" if name and scale == "log" and "log" not in name else name))
     for axis, name, scale in ((axes.xaxis, x, axes.get_xscale()), (axes.yaxis, y, axes.get_yscale())):
         if name == _NAMES["total_bytes"]:
             axis.set_major_formatter(FuncFormatter(lambda count, _: bytes_text(count)))

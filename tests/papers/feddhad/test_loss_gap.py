@@ -16,7 +16,6 @@ from torch import nn
 import fedsweep
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
-from fedsweep.papers.client_samples import once_per_run
 from fedsweep.papers.feddhad.loss_gap import (
     ClientGaps,
     client_gaps,
@@ -25,6 +24,7 @@ from fedsweep.papers.feddhad.loss_gap import (
     gaps_of,
     own_optimum,
 )
+from fedsweep.papers.model_measures import once_per_run
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.figures.scene import scene_of

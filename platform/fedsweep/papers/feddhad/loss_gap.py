@@ -25,7 +25,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.figures.style import name_axes
 from fedsweep.finished.saved_model import load_model
-from fedsweep.papers.client_samples import draws_from, once_per_run, samples_of
+from fedsweep.papers.model_measures import draws_from, once_per_run, samples_of
 from fedsweep.reproduce.figures.scene import Scene, panels_of
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CONFIG

@@ -1,4 +1,4 @@
-"""Shared by measures of a finished run's model: a client's samples, and the memory of what was read of a folder."""
+"""Shared by measures of a finished run's model: clients' samples, a stream to draw from, a memory of what was read."""
 
 from __future__ import annotations
 
