@@ -256,7 +256,16 @@ def test_bytes_for_people(count: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0s"), (99.9, "99.9s"), (150.0, "2.5m"), (7200.0, "2h"), (1e6, "11.6d"), (math.inf, "inf"), (None, "-")],
+    [
+        (0.0, "0s"),
+        (99.9, "99.9s"),
+        (150.0, "2.5m"),
+        (7200.0, "2h"),
+        (1e6, "11.6d"),
+        (1e8, "1,157d"),
+        (math.inf, "inf"),
+        (None, "-"),
+    ],
 )
 def test_seconds_for_people(seconds: float | None, text: str) -> None:
     assert seconds_text(seconds) == text

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsweep.commands.terminal.options import Elsewhere, Plot, examples, parse_names
+
+if TYPE_CHECKING:
+    from fedsweep.reports.setting_table import TableStyle
 
 EXAMPLES = examples(
     "fedsweep compare runs",
@@ -58,6 +61,17 @@ def _check_picture(plot: Path | None, x: str | None, y: str | None, *, are_runs:
         raise ConfigError("--x is of the picture; give --plot FILE, too")
     elif y is not None and are_runs:
         raise ConfigError("--y is of settings and of the picture; give --by setting or --plot FILE, too")
+
+
+def _check_cells(style: TableStyle, form: Form, plot: Path | None, *, are_runs: bool) -> None:
+    """Refuse what cells and keys of a paper are to look like where none is written."""
+    from fedsweep.errors import ConfigError
+
+    is_paper = form in (Form.MD, Form.LATEX)
+    if style.interval and not is_paper and (are_runs or (form is Form.CSV and style.is_laid_out)):
+        raise ConfigError("--interval is of cells over seeds; give --by setting, and no csv of rows and columns")
+    if style.labels and not is_paper and plot is None:
+        raise ConfigError("--label is of a paper's tables and of pictures; give --format latex or --plot FILE, too")
 
 
 def compare(
@@ -139,29 +153,30 @@ def compare(
     from fedsweep.results.settings import group_settings, remarks, report_runs, shortly_called
     from fedsweep.runs.remote_folder import read_from
 
-    _check_picture(plot, x, y, are_runs=(by, rows, columns) == (By.RUN, None, None))
+    are_runs = (by, rows, columns) == (By.RUN, None, None)
+    _check_picture(plot, x, y, are_runs=are_runs)
+    style = TableStyle(
+        rows=parse_names(rows),
+        columns=parse_names(columns),
+        figures=parse_names(y),
+        sort=sort,
+        top=top,
+        interval=interval,
+        labels=_labels(label or []),
+    )
+    _check_cells(style, form, plot, are_runs=are_runs)
     with read_from(folders) as places:
         runs, console = compared_runs(places, only=only or ()), make_console()
         if overrides:
             from fedsweep.finished.elsewhere import views_elsewhere
 
             runs, _ = report_runs(views_elsewhere([run.view for run in runs], overrides))
-        style = TableStyle(
-            rows=parse_names(rows),
-            columns=parse_names(columns),
-            figures=parse_names(y),
-            sort=sort,
-            top=top,
-            interval=interval,
-            labels=_labels(label or []),
-        )
         print_comparison(runs, console, by=by, form=form, style=style)
         if form is Form.TEXT:
-            lines_are_runs = by is By.RUN and style.rows is None and style.columns is None
             diverged = [
                 f"{run.label}, seed {run.view.seed}: {run.view.divergence}" for run in runs if run.view.divergence
             ]
-            for text in (*diverged, *remarks(shortly_called(runs), group_settings(runs), by_run=lines_are_runs)):
+            for text in (*diverged, *remarks(shortly_called(runs), group_settings(runs), by_run=are_runs)):
                 note(f"note: {text}")
         if plot is not None:
             from fedsweep.figures.study import plot_runs

@@ -64,7 +64,7 @@ def seconds_text(seconds: float | None) -> str:
     for size, unit in ((60.0, "m"), (3600.0, "h")):
         if seconds < 99.95 * size:
             return f"{seconds / size:.3g}{unit}"
-    return f"{seconds / 86400:.3g}d"
+    return f"{seconds / 86400:{'.3g' if seconds < 999.5 * 86400 else ',.0f'}}d"
 
 
 def method_label(spec: Mapping[str, Any], *, among: Sequence[Mapping[str, Any]] = ()) -> str:
