@@ -41,6 +41,8 @@ from ..parts.server_updates import in_whole
 
 # Samples per forward pass where a gradient over many samples is summed up.
 _CHUNK = 256
+# Equal shares' divergence may be so large, by rounding.
+_ROUNDING = 1e-12
 
 Forward = Callable[[ParamTree, Tensor], Tensor]
 
@@ -79,6 +81,18 @@ def label_counts_of(context: ServerContext) -> np.ndarray:
     return np.stack([np.asarray(profile.label_counts, dtype=np.float64) for profile in context.profiles])
 
 
+def note_of_equals(context: ServerContext, rest: str) -> tuple[str, ...]:
+    """Warn where no client's labels are far from the population's, as of samples with neither classes nor strata.
+
+    Args:
+        context: The world.
+        rest: What weights go by then.
+    """
+    if divergences(label_counts_of(context)).max() > _ROUNDING:
+        return ()
+    return (f"no client's label shares differ from the population's, or samples have none: weights go by {rest}",)
+
+
 def samples_of(updates: Sequence[ClientUpdate]) -> Tensor:
     """Return the attendees' numbers of samples in float64 [M]."""
     return torch.tensor([u.num_samples for u in updates], dtype=torch.float64)
@@ -106,6 +120,9 @@ class JensenShannon(Weighting):
     def init(self, context: ServerContext) -> State:
         """Return JS of every client."""
         return {"js": divergences(label_counts_of(context))}
+
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        return note_of_equals(context, "sizes alone")
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         js = state["js"][[u.client for u in updates]]

@@ -53,6 +53,7 @@ from .degrees import (
     mean_gradient,
     mean_move,
     no_gradient,
+    note_of_equals,
     pulls,
     refuse_without_classes,
     samples_of,
@@ -147,6 +148,11 @@ class NonIIDDegree(Weighting):
             "shares": torch.zeros(size, context.num_classes, dtype=torch.float64),
             "known": torch.zeros(size, dtype=torch.bool),
         }
+
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        if self.estimate == "gradients":
+            return ()
+        return note_of_equals(context, f"sizes {'and the offsets b' if self.learning_rate_b else 'alone'}")
 
     def _proxy(self, context: ServerContext) -> dict[str, Tensor] | None:
         wanted = "gradient=proxy" if self.gradient == "proxy" and self._learns else ""

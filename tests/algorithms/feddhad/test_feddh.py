@@ -156,6 +156,20 @@ def test_weights_by_samples_never_have_a_smaller_mean_degree() -> None:
         assert ours <= plain * (1 + 1e-12) and (clients == 1 or ours < plain)
 
 
+@pytest.mark.parametrize(
+    ("weighting", "rest"),
+    [
+        (NonIIDDegree(), "sizes and the offsets b"),
+        (NonIIDDegree(learning_rate_b=0.0), "sizes alone"),
+        (JensenShannon(), "sizes alone"),
+    ],
+)
+def test_where_all_have_the_same_labels_the_user_is_told_what_weights_go_by(weighting: Any, rest: str) -> None:
+    (note,) = weighting.notes(context([[4, 2], [2, 1], [14, 7]]))
+    assert note.endswith(f": weights go by {rest}")
+    assert weighting.notes(context([[4, 2], [2, 2]])) == ()
+
+
 def test_floor_keeps_equal_labels_and_negative_degrees_finite() -> None:
     found, free = degrees(torch.tensor([1.0, 1.0]), torch.tensor([0.0, -5.0]), torch.tensor([0.0, 0.3]), floor=1e-3)
     assert found.tolist() == pytest.approx([1e-3, 1e-3]) and not free.any()
