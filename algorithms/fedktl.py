@@ -222,8 +222,7 @@ class LatentAlignment(Refinement):
         server_images(context, _TERM)
         model = network_with_features(context.model, method=_TERM, use="projects")
         classes, width, dtype = context.num_classes, self.decoder.latent_width, context.layout.dtype
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(context.stream.seed(56))
+        with context.stream.drawn_globally(bits=56):
             projection, transformer = nn.Linear(model.feature_width, width), self._transformer(classes)
             centroids = torch.randn(classes, width)
         return {

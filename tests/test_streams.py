@@ -78,3 +78,20 @@ def test_the_numbers_behind_a_key_never_change() -> None:
     """Golden values: a change here changes the bits of every run that anybody has recorded."""
     assert stream(0, "batches", 1, 2).seed() == GOLDEN_SEED
     assert stream(0, "batches", 1, 2).numpy().permutation(6).tolist() == GOLDEN_ORDER
+
+
+@pytest.mark.parametrize("bits", [56, 64])
+def test_torchs_own_generator_draws_from_a_stream_for_a_while(bits: int) -> None:
+    source, state = stream(0, "x"), torch.get_rng_state()
+    with source.drawn_globally(bits=bits):
+        drawn = torch.rand(3)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(source.seed(bits))))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_torchs_own_generator_is_put_back_after_an_error() -> None:
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match="inside"), stream(0, "x").drawn_globally():
+        torch.rand(1)
+        raise ValueError("inside")
+    assert torch.equal(torch.get_rng_state(), state)

@@ -94,8 +94,7 @@ class SmallDecoder(Checked):
     def _module(self, like: Tensor, source: Stream) -> _Autoencoder:
         channels, height, width = (int(size) for size in like.shape[1:])
         # Layers draw what they start with from the global generator, which is as it was afterwards.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(source.child("decoder").seed(56))
+        with source.child("decoder").drawn_globally(bits=56):
             return _Autoencoder((channels, height, width), self.latent_width, self.width).to(like.dtype)
 
     def trained(self, inputs: Tensor, sync: SyncContext) -> Values:

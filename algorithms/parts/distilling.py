@@ -74,12 +74,9 @@ class Student:
         self._spent(PASSES_OF_A_STEP * len(targets) * self._forward_flops)
         return float(loss.detach())
 
-    @contextlib.contextmanager
-    def _own_draws(self) -> Iterator[None]:
-        """Key the global generator for a pass, and put it back after: dropout takes no other."""
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            torch.manual_seed(self._stream.child(self._steps).seed(56))
-            yield
+    def _own_draws(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for a pass in which dropout draws from the step's own stream."""
+        return self._stream.child(self._steps).drawn_globally(bits=56, device=str(self._device))
 
     def _train(self) -> None:
         self.module.train()

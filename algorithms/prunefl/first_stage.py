@@ -54,8 +54,7 @@ def mask_by_training(
     inputs, targets = (values[order.to(values.device)] for values in samples)
     mask = torch.ones(num_params, dtype=torch.bool)
     gains, right, calm, seen = torch.zeros(num_params), [0.0] * (_SAMPLES // _BATCH), 0, 0
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(source.seed(56))  # for the network's own draws
+    with source.drawn_globally(bits=56):  # for the network's own draws
         for step in range(1, _STEPS + 1):
             begin = (step - 1) * _BATCH % len(targets)
             batch = slice(begin, begin + _BATCH)

@@ -7,7 +7,9 @@ method makes; two methods that draw for the same purpose in the same round see t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +51,24 @@ class Stream:
         generator = torch.Generator()
         generator.manual_seed(self.seed(64))
         return generator
+
+    @contextlib.contextmanager
+    def drawn_globally(self, *, bits: int = 64, device: str = "cpu") -> Iterator[None]:
+        """Have torch's global generators draw from the stream, and put them back: layers and dropout take no other.
+
+        Args:
+            bits: Of the seed.
+            device: Where is drawn, beside the CPU.
+        """
+        import torch
+
+        gpus = [device] if torch.device(device).type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            # Directly: torch.manual_seed seeds every GPU, and takes milliseconds where none has been used yet.
+            torch.default_generator.manual_seed(self.seed(bits))
+            if gpus:
+                torch.cuda.manual_seed(self.seed(bits))
+            yield
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = -1, position: int = -1) -> Stream:

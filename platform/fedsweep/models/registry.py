@@ -113,7 +113,7 @@ def make_network(
         with _within_memory(name, options):
             return builder(input_shape=shape.input_shape, num_classes=shape.num_classes, **wanted, **options)
 
-    with _seeded(stream):
+    with stream.drawn_globally(), torch.device("cpu"):
         if name not in MODELS:
             model = call_builder("model", name, made, gives=object)
             network = adopt(model, name=name, shape=shape)
@@ -131,7 +131,7 @@ def make_network(
 
 def adapt(network: Network, adapter: Adapter, stream: Stream) -> None:
     """Attach an adapter to a network, its initial values determined by the stream."""
-    with _seeded(stream):
+    with stream.drawn_globally(), torch.device("cpu"):
         adapter.attach(network)
 
 
@@ -146,12 +146,3 @@ def _within_memory(name: str, options: Mapping[str, object]) -> Iterator[None]:
             raise
         listing = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
         raise ConfigError(f"the model {name} ({listing}) is too large to be made: {text}") from error
-
-
-@contextmanager
-def _seeded(stream: Stream) -> Iterator[None]:
-    """Seed torch's global CPU generator, which initialisers draw from, and put it back afterwards."""
-    # devices=[] and the generator's own method leave GPUs alone; torch.manual_seed would reseed them too.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(stream.seed(64))
-        yield

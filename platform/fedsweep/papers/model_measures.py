@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from fedsweep.experiment.experiment import Experiment, transformed
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.streams import Stream
 
 Read = TypeVar("Read")
 
@@ -30,14 +28,6 @@ def once_per_run(read: Callable[[Path], Read]) -> Callable[[Path], Read]:
         return remembered(folder, os.stat(config).st_mtime_ns if os.path.isfile(config) else None)
 
     return asked
-
-
-@contextmanager
-def draws_from(source: Stream) -> Iterator[None]:
-    """Let networks draw (dropout) from a stream, whatever drew before, and leave the global generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(source.seed(64))
-        yield
 
 
 def samples_of(experiment: Experiment, client: int) -> tuple[Tensor, Tensor]:

@@ -58,8 +58,7 @@ class ModelFactory:
 
     def __call__(self) -> nn.Module:
         """Return a new module; equal calls give equal values."""
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(stream(self.seed, "model").seed(56))
+        with stream(self.seed, "model").drawn_globally(bits=56):
             model = self.build()
         return model.double() if self.double else model
 

@@ -28,7 +28,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.figures.style import Look, legend_below, line_handle, looks, name_axes
 from fedsweep.finished.saved_model import load_model
-from fedsweep.papers.model_measures import draws_from, once_per_run, samples_of
+from fedsweep.papers.model_measures import once_per_run, samples_of
 from fedsweep.reproduce.figures.scene import Scene, panels_of
 from fedsweep.results.view import RunView
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
@@ -83,7 +83,7 @@ def scratch_accuracy(run: RunView) -> float:
     experiment, synthetic = _experiment(run.folder), synthetic_set(run.folder)
     model = experiment.build_model()
     model.train()
-    with draws_from(stream(experiment.seed, "scratch")):
+    with stream(experiment.seed, "scratch").drawn_globally():
         _descend(model, synthetic, rate=_SCRATCH_RATE, passes=_SCRATCH_PASSES)
     world = experiment.world
     evaluator = Evaluator(replace(experiment, server_device="cpu"), world.test_images, world.test_labels)

@@ -25,7 +25,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.figures.style import name_axes
 from fedsweep.finished.saved_model import load_model
-from fedsweep.papers.model_measures import draws_from, once_per_run, samples_of
+from fedsweep.papers.model_measures import once_per_run, samples_of
 from fedsweep.reproduce.figures.scene import Scene, panels_of
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CONFIG
@@ -87,7 +87,7 @@ def client_gaps(experiment: Experiment, model: nn.Module) -> ClientGaps:
     for client in range(len(world.indices)):
         inputs, targets = samples_of(experiment, client)
         source = stream(experiment.seed, "own-optimum", client)
-        with draws_from(source.child("network")):
+        with source.child("network").drawn_globally():
             losses.append(own_optimum(copy.deepcopy(model), inputs, targets, order=source.torch()))
     return ClientGaps(
         divergence=js_divergence(counts_NC, population(counts_NC)),
