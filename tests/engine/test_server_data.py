@@ -56,6 +56,19 @@ def test_proxy_data_of_another_set_must_look_like_the_clients() -> None:
         build_experiment(load_config({}, ["scenario.server_data.proxy={dataset: digits, samples: 5000}"]))
 
 
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [("diabetes", {"name": "mlp"}), ("multi_digits", {"name": "mlp"}), ("lines", {"name": "transformer"})],
+)
+def test_proxy_data_of_another_set_are_of_its_shape_where_pictures_are_no_squares(
+    dataset: str, model: dict[str, Any]
+) -> None:
+    scenario = {"dataset": dataset, "partition": {"kind": "iid"}}
+    words = [f"scenario.server_data.proxy={{dataset: {dataset}, samples: 20}}"]
+    world = build_experiment(load_config({"scenario": scenario, "model": model}, words)).world
+    assert world.proxy is not None and world.proxy[0].shape[1:] == world.data.images.shape[1:]
+
+
 def test_proxy_data_of_another_set_follow_from_the_seed() -> None:
     def drawn(seed: int) -> Any:
         words = [f"seed={seed}", "scenario.server_data.proxy={dataset: digits, samples: 20}"]

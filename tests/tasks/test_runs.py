@@ -185,6 +185,10 @@ def test_a_task_of_ones_own_with_two_inputs_is_one_file(tmp_path: Path, monkeypa
         assert np.isfinite(rounds["deviance"]).all()
 
 
+IID = {"share": 1, "kind": "iid"}
+SKEW = {"kind": "dirichlet", "dirichlet_alpha": 0.5}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -214,6 +218,18 @@ def test_a_task_of_ones_own_with_two_inputs_is_one_file(tmp_path: Path, monkeypa
         (
             {"scenario": {"dataset": "diabetes"}, "evaluation": {"per_client": True}},
             "per_client goes by classes, which task Regression has not",
+        ),
+        (
+            {"scenario": {"dataset": "lines", "partition": {"kind": "mixture", "of": [IID, {"share": 1, **SKEW}]}}},
+            "partition dirichlet goes by classes, but data set 'lines' has none",
+        ),
+        (
+            {"scenario": {"dataset": "shapes", "transform": "fedstg"}},
+            "transform fedstg moves pictures' pixels, but data set 'shapes' has a target for each",
+        ),
+        (
+            {"scenario": {"dataset": "shapes", "feature_skew": {"kind": "rotation"}}},
+            "feature_skew rotation moves pictures' pixels, but data set 'shapes' has a target for each",
         ),
     ],
 )

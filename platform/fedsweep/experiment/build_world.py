@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsweep.catalog import bound
+from fedsweep.catalog import Bound, bound
 from fedsweep.client.shards import TrainingData
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
@@ -20,12 +20,13 @@ from fedsweep.tasks.kinds import Classification
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.data.subset import subset
 from fedsweep.world.drift import Drift
+from fedsweep.world.feature_skew import Rotation
 from fedsweep.world.label_stats import test_owners
 from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.population import Built, Drawn, Split
 from fedsweep.world.stragglers import WaitForAll
 from fedsweep.world.topology import Star
-from fedsweep.world.transforms import Transform
+from fedsweep.world.transforms import FlipCrop, FlipRotateJitterCrop, Transform
 
 
 def build_world(config: Config, dataset: Dataset) -> World:
@@ -54,7 +55,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
         data=TrainingData(
             images=images,
             labels=labels,
-            transform=_transform(config, dataset),
+            transform=_transform(config, dataset, task),
             num_classes=num_strata,
             strata=strata,
             task=task,
@@ -164,9 +165,10 @@ def check_kinds(config: Config, dataset: Dataset, *, has_strata: bool) -> None:
     """
     item, named = bound(config, "scenario.partition"), f"data set {dataset.name!r}"
     kind = config.scenario.task.kind if config.scenario.task else "classification"
-    if not has_strata and getattr(item.builder, "needs_strata", False):
+    by_class = None if has_strata else _by_class(item)
+    if by_class is not None:
         raise ConfigError(
-            f"scenario.partition {item.name} goes by classes, but {named} has none for task {kind}; set"
+            f"scenario.partition {by_class} goes by classes, but {named} has none for task {kind}; set"
             f" scenario.partition to {{kind: {'iid' if dataset.writers is None else 'writer'}}}, or give Samples strata"
         )
     if not has_strata and config.scenario.drift is not None:
@@ -175,7 +177,34 @@ def check_kinds(config: Config, dataset: Dataset, *, has_strata: bool) -> None:
         raise ConfigError(f"scenario.feature_skew changes pictures, but {named} has none; set it to null")
 
 
-def _transform(config: Config, dataset: Dataset) -> Transform:
+def _by_class(item: Bound) -> str | None:
+    """Return the name of a partition that goes by classes, or of the first part of a mixture that does; None: none."""
+    own = item.name if getattr(item.builder, "needs_strata", False) else None
+    return own or next(filter(None, map(_by_class, item.listed)), None)
+
+
+def _check_pixel_targets(config: Config, dataset: Dataset, task: Task, transform: Transform) -> None:
+    """Refuse what moves a picture's pixels where each of them has a target, which would stay behind.
+
+    Raises:
+        ConfigError: Something does.
+    """
+    if dataset.pixels is None or task.of_inputs or task.target_shape[-2:] != dataset.image_shape[1:]:
+        return
+    skew = bound(config, "scenario.feature_skew")
+    moves = {
+        "transform": isinstance(transform, FlipCrop | FlipRotateJitterCrop),
+        "feature_skew": skew is not None and skew.builder is Rotation,
+    }
+    ways_out = {"transform": "normalize", "feature_skew": "null, or take {kind: noise}"}
+    for key in filter(moves.get, moves):
+        raise ConfigError(
+            f"scenario.{key} {bound(config, f'scenario.{key}').name} moves pictures' pixels, but data set"
+            f" {dataset.name!r} has a target for each of them, which would stay; set it to {ways_out[key]}"
+        )
+
+
+def _transform(config: Config, dataset: Dataset, task: Task) -> Transform:
     item = bound(config, "scenario.transform")
     transform: Transform = item.build(dataset)
     if transform.pictures and dataset.pixels is None:
@@ -183,6 +212,7 @@ def _transform(config: Config, dataset: Dataset) -> Transform:
             f"scenario.transform {item.name} is for pictures, but data set {dataset.name!r} has none;"
             " set it to normalize"
         )
+    _check_pixel_targets(config, dataset, task, transform)
     return transform
 
 
@@ -269,7 +299,8 @@ def _proxy(
 
 def _foreign(scenario: Scenario, dataset: Dataset, *, name: str, samples: int, seed: int) -> np.ndarray:
     """Return images of another data set, in the shape of this one's; its classes mean nothing here."""
-    size = int(dataset.train_images.shape[-1])
+    sides = set() if dataset.pixels is None else {*dataset.image_shape[1:]}
+    size = sides.pop() if len(sides) == 1 else None
     foreign = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
     same = foreign.train_images.shape[1:] == dataset.train_images.shape[1:] and foreign.scale == dataset.scale
     if not same or samples > len(foreign.train_images):
