@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ from fedsweep.config.load import load_config
 from fedsweep.config.sweep import parse_constraint
 from fedsweep.errors import ConfigError
 from fedsweep.results.seed_statistics import estimate
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import TrialWorld
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.space import Trial, check_combination
 from fedsweep.sweeps.summary import SettingRow, Summary, TrialRow
-from fedsweep.sweeps.verdict import TrialCurve, front_verdict
+from fedsweep.sweeps.verdict import TrialCurve, front_verdict, read_trial_curve
+from fedsweep.testing.worlds import tiny_record
 
 
 def curve(setting: int, seed: int, *points: tuple[float, ...], num_bytes: float = 10.0) -> TrialCurve:
@@ -54,6 +57,14 @@ def test_it_is_optunas_hypervolume(count: int) -> None:
 def test_nothing_to_judge_is_no_verdict() -> None:
     assert front_verdict([]) is None
     assert front_verdict([curve(0, 0, (1.0, -0.5)), curve(1, 0)]) is None
+
+
+def test_where_nothing_is_classified_a_round_is_tested_that_has_a_test_loss(tmp_path: Path) -> None:
+    tested = {"test_accuracy": None, "test_loss": 0.5}
+    records = [tiny_record(1, test_accuracy=None), tiny_record(2, extra={"rmse": 0.7}, **tested)]
+    RunFolder(tmp_path).write_rounds(records)
+    read = read_trial_curve(tmp_path, setting=0, seed=0, aims={"extra/rmse": "min", "round": "min"}, constraints=())
+    assert read.points == ((0.7, 2.0),)
 
 
 def test_constraints_are_read_with_their_units() -> None:

@@ -40,8 +40,9 @@ OVER: Mapping[str, tuple[slice, Callable[[Sequence[float]], float]]] = {
     "last5": (slice(-5, None), mean),
     "later": (slice(1, None), median),  # the first round loads what all others have
 }
+_LOSSES = ("test_loss", "train_loss")
 # What is no number where a model has diverged.
-_SOUND = ("test_accuracy", "test_loss", "train_loss")
+_SOUND = ("test_accuracy", *_LOSSES)
 _OF_ROUNDS = ("flops", "local_steps", "sync_points", "over_budget", "comm_cost")
 _OF_MESSAGES = ("values_up", "values_down", "bytes_up", "bytes_down")
 # A run's figure -> the column that it comes from, and how; all others are the last that is known.
@@ -182,7 +183,8 @@ class RunView:
     def over(self, name: str, how: str) -> float | None:
         """Return a column as one figure; None where no round has it, or one that counts is NaN or infinite.
 
-        The best is that of the rounds in which it is a number: the largest, or the smallest where a metric says so.
+        The best is that of the rounds in which it is a number: the largest, or the smallest of losses and where a metric
+        says so.
 
         Args:
             name: A column.
@@ -191,7 +193,7 @@ class RunView:
         cells = [cell for cell in self.column(name) if isinstance(cell, int | float)]
         which, reduce = OVER[how]
         declared = {**self.metrics, **self.client_metrics}
-        if how == "best" and name in declared and declared[name].mode == "min":
+        if how == "best" and (declared[name].mode == "min" if name in declared else name in _LOSSES):
             reduce = min
         used = [finite(cell) for cell in cells[which] if how != "best" or cell == cell]
         whole = [value for value in used if value is not None]

@@ -331,7 +331,7 @@ class TuneReport:
             "round": record.round,
             "total_bytes": record.total_bytes,
             TOTAL_FLOPS: self._flops,
-            TESTED: record.test_accuracy is not None,
+            TESTED: record.test_loss is not None,
             "best_test_accuracy": math.nan if record.best_accuracy is None else record.best_accuracy,
             EXTRA: {name: x for name, x in record.extra.items() if f"{EXTRA}/{name}" in self._metrics},
         }

@@ -28,6 +28,7 @@ from fedsweep.results.view import load_run
 MakeRun = Callable[..., Path]
 ROUNDS = {
     "test_accuracy": [0.1, 0.5, None, 0.4, 0.3, 0.2],
+    "test_loss": [2.5, 1.5, None, 1.25, 1.75, 2.0],
     "comm_ratio": [0.2, 0.4, 0.6, 0.8, 1.0, 1.2],
     "flops": [1, 2, 3, 4, 5, 6],
     "sim_time_s": [1.5, 2.5, 3.5, 4.5, 5.5, 6.5],
@@ -45,6 +46,7 @@ def measure(**given: Any) -> Measure:
         ({"of": "test_accuracy"}, 0.2),
         ({"of": "test_accuracy", "over": "first"}, 0.1),
         ({"of": "test_accuracy", "over": "best"}, 0.5),
+        ({"of": "test_loss", "over": "best"}, 1.25),
         ({"of": "test_accuracy", "over": "mean"}, 0.3),
         ({"of": "comm_ratio", "over": "last5"}, 0.8),
         ({"of": "flops", "over": "sum"}, 21),
