@@ -240,6 +240,14 @@ def test_a_client_that_vanishes_sends_nothing() -> None:
     assert record.local_steps == 12
 
 
+def test_a_client_that_vanishes_from_a_round_of_several_sync_points_trains_until_its_end() -> None:
+    """The others end after 3 (DOWN + UP) + 4 STEP = 14.25 s; by then the slow one has taken 3 of its steps of 3 s."""
+    gone = replace(SLOW, drop_probability=1.0)
+    state = played(dynamicsgd(), None, lambda k: gone if k == 0 else DEVICE)
+    assert state.clock == 3 * (DOWN + UP) + 4 * STEP
+    assert state.records[0].attendees == (1, 2) and state.records[0].local_steps == 4 + 4 + 3
+
+
 def test_the_forecast_is_the_run() -> None:
     experiment = world(fedavg(), Deadline(deadline_s=8.0), lambda k: replace(slow_first(k), drop_probability=0.3))
     experiment = replace(experiment, training=replace(experiment.training, rounds=5))

@@ -32,6 +32,29 @@ class LostWork:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dropout:
+    """A client that drops out.
+
+    Attributes:
+        time: What it would need for its round.
+        steps: Local steps that it would take.
+        failed: It vanishes, so that it sends nothing.
+    """
+
+    time: ClientTime
+    steps: int
+    failed: bool
+
+    def work_by(self, end_s: float) -> LostWork:
+        """Return what it has done that many seconds after the round's start, its end."""
+        trained_s, compute_s = max(0.0, end_s - self.time.download_s), self.time.compute_s
+        if compute_s <= trained_s:
+            return LostWork(steps=self.steps, sends=not self.failed)
+        # The slack keeps a step that ends with the round.
+        return LostWork(steps=min(self.steps, math.floor(self.steps * trained_s / compute_s + 1e-9)), sends=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Closing:
     """The end of a round.
 
@@ -42,7 +65,7 @@ class Closing:
     """
 
     duration_s: float
-    lost: Mapping[int, LostWork] = field(default_factory=dict)
+    lost: Mapping[int, Dropout] = field(default_factory=dict)
     cut: Mapping[int, int] = field(default_factory=dict)
 
     def kept(self, points: tuple[SyncPoint, ...]) -> tuple[SyncPoint, ...]:
@@ -99,7 +122,7 @@ def close_round(
     return Closing(
         duration_s=outcome.duration_s,
         lost={
-            client: _lost(time, work[client].steps, end_s=outcome.duration_s, failed=client in failed)
+            client: Dropout(time=time, steps=work[client].steps, failed=client in failed)
             for client, time in times.items()
             if client not in outcome.survivors
         },
@@ -126,14 +149,6 @@ def check_points(policy: StragglerPolicy, method: FederatedMethod, points: tuple
             " by their whole rounds, one message down and one up; use {kind: wait}, with drop_probability where clients"
             " should vanish, or a method that synchronises once, at the round's end"
         )
-
-
-def _lost(time: ClientTime, steps: int, *, end_s: float, failed: bool) -> LostWork:
-    trained_s = max(0.0, end_s - time.download_s)
-    if time.compute_s <= trained_s:
-        return LostWork(steps=steps, sends=not failed)
-    # The slack keeps a step that ends with the round.
-    return LostWork(steps=min(steps, math.floor(steps * trained_s / time.compute_s + 1e-9)), sends=False)
 
 
 def _cut(outcome: RoundOutcome, work: Mapping[int, ClientWork]) -> dict[int, int]:

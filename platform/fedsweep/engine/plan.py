@@ -246,8 +246,9 @@ class Planner:
         closing = self._closing(points, context, prices)
         if closing is None:
             return Timing(end=end, ready=ready)
-        points, end = self._closed(points, context, closing, prices)
-        return Timing(end=end, ready=ready, lost=closing.lost, points=points)
+        points, end, duration_s = self._closed(points, context, closing, prices)
+        lost = {client: dropout.work_by(duration_s) for client, dropout in closing.lost.items()}
+        return Timing(end=end, ready=ready, lost=lost, points=points)
 
     def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> Closing | None:
         """Find who drops out of the round, and when it ends; None where everybody is always waited for.
@@ -272,14 +273,15 @@ class Planner:
 
     def _closed(
         self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing, prices: Prices
-    ) -> tuple[tuple[SyncPoint, ...], float]:
-        """Return the sync points without those who drop out, and the clock at the round's end."""
+    ) -> tuple[tuple[SyncPoint, ...], float, float]:
+        """Return the sync points without those who drop out, the clock at the round's end, and how long it lasts."""
         check_points(self._experiment.world.stragglers, self._experiment.method, points)
         left = closing.kept(points)
         if len(points) > 1 and left:
             # Whoever is alive is waited for.
-            return left, clock.round_end(left, context, prices)[0]
-        return left, context.clock + closing.duration_s
+            end = clock.round_end(left, context, prices)[0]
+            return left, end, end - context.clock
+        return left, context.clock + closing.duration_s, closing.duration_s
 
     def _traffic(
         self,
