@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.config.load import load_config
+from fedsweep.experiment.build import build_experiment
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import load_vector
 
@@ -24,6 +26,19 @@ def test_the_ratio_is_that_of_the_mean_number_of_steps_and_counts_buffers() -> N
     [row] = run_rounds(local_engine(experiment), rounds=1).records
     assert row.local_steps == 7
     assert row.comm_ratio == pytest.approx(3 / 7, abs=1e-15)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "sign", "qsgd"])
+def test_budgets_bind_what_a_message_is_worth(codec: str) -> None:
+    """Through a codec the high rate costs less: who keeps to it is within its budget, whatever its values are."""
+    way, training = {"name": codec}, {"rounds": 1, "cohort_size": 4, "local_steps": 4}
+    scenario = {"clients": 4, "budgets": {"kind": "fixed", "budget_fraction": 0.5}}
+    tree = {"scenario": scenario, "training": training, "communication": {"up": way, "down": way}}
+    over = {}
+    for name in ("fedavg", "dynamicsgd"):
+        experiment = build_experiment(load_config({**tree, "method": {"name": name}}))
+        over[name] = run_rounds(local_engine(experiment)).records[0].over_budget
+    assert over == {"fedavg": 0, "dynamicsgd": 2}
 
 
 def test_the_test_loss_is_the_mean_over_samples_whatever_the_batch() -> None:

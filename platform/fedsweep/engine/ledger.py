@@ -167,6 +167,11 @@ class Ledger:
         """Return scalars of one client, both ways."""
         return sum(size for (who, _, _), size in self.values.items() if who == client)
 
+    def client_worth(self, client: int) -> float:
+        """Return values of four bytes that one client's messages are worth, both ways; sub-models' masks are none."""
+        sizes = (size for (who, _, kind), size in self.sizes.items() if who == client and kind != "mask")
+        return sum(sizes) / BYTES_PER_VALUE
+
 
 class ContentHashes:
     """Names tensors by a hash of their content: what is sent again only once it is another."""
