@@ -55,3 +55,15 @@ def test_what_works_and_what_is_meant_so_is_not_remarked() -> None:
     assert said({"name": "fedavg"}, steps=1) == ("", "")
     late, _ = said({"name": "fedad", "base_rate": 0.3, "refresh": [3]}, steps=1)
     assert "the first refresh is in round 3" in late
+
+
+@pytest.mark.parametrize("codecs", [{}, {"up": {"name": "int8"}, "down": {"name": "topk"}}])
+def test_the_forecast_has_what_travels_beside_models_also_to_clients_that_vanish(codecs: dict[str, Any]) -> None:
+    scenario = {"clients": 4, "devices": {"profile": "phone-slow", "drop_probability": 0.4}}
+    training = {"rounds": 4, "cohort_size": 3, "local_steps": 2}
+    tree = {"scenario": scenario, "training": training, "method": {"name": "scaffold"}, "communication": codecs}
+    experiment = build_experiment(load_config(tree))
+    state, expected = run_rounds(local_engine(experiment)), forecast(experiment)
+    assert any(len(record.attendees) < len(record.cohort) for record in state.records)
+    assert expected.total_bytes == state.total_bytes
+    assert expected.comm_ratio == pytest.approx(sum(r.comm_ratio or 0.0 for r in state.records) / 4, abs=1e-12)

@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 from fedsweep.client.lanes.grouping import one_by_one_note, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
-from fedsweep.engine.ahead.card_traffic import CardTraffic, sized
+from fedsweep.engine.ahead.card_traffic import Beside, CardTraffic, sized
 from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import probed_samples
 from fedsweep.engine.cost import CostModel, registration_bytes
@@ -117,7 +117,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     clock = None if experiment.world.profiles[0].device is None else 0.0
     ratios, plans = list[float](), list[RoundPlan]()
     for plan in islice(planned_rounds(experiment, planner), planned):
-        sent = plan.num_bytes + int(sum(traffic.in_round(plan, seen)))
+        beside = sum(traffic.sizes_in_round(plan, seen).values(), Beside())
+        sent = plan.num_bytes + int(beside.num_bytes)
         if stop.passed_by(once + num_bytes + sent, plan.clock) is not None:
             rounds = planned = len(plans)
             break
@@ -128,9 +129,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         num_bytes += sent
         clock = plan.clock
         flops += _flops(plan, taken)
-        ratio = rows.group_figures(plan, plan.components, cost=plan.values)["comm_ratio"]
-        if ratio is not None:
-            ratios.append(ratio)
+        ratio = rows.group_figures(plan, plan.components, cost=plan.values + int(beside.values))["comm_ratio"]
+        ratios += [] if ratio is None else [ratio]
     rounds, planned = (len(plans), len(plans)) if experiment.options else (rounds, planned)
     scale = rounds / max(1, planned)
     return Forecast(

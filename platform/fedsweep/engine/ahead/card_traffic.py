@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -26,6 +27,22 @@ def sized(experiment: Experiment) -> Sequence[ClientProfile]:
     """Return the clients whose sizes matter: those of a drawn population are alike."""
     profiles = experiment.world.profiles
     return profiles[: experiment.most_in_cohort] if experiment.world.is_drawn else profiles
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Sizes of what travels beside the models.
+
+    Attributes:
+        values: Scalars; a card's masks are a value for 32 bits.
+        num_bytes: Its bytes.
+    """
+
+    values: Fraction = Fraction(0)
+    num_bytes: Fraction = Fraction(0)
+
+    def __add__(self, other: Beside) -> Beside:
+        return Beside(self.values + other.values, self.num_bytes + other.num_bytes)
 
 
 class CardTraffic:
@@ -54,46 +71,47 @@ class CardTraffic:
         } | ({"features": template.feature_width} if features else {})
 
     def in_round(self, plan: RoundPlan, seen: set[int]) -> tuple[Fraction, Fraction]:
-        """Return bytes that travel beside the models in a round, up and down.
+        """Return bytes that travel beside the models in a round, up and down; see ``sizes_in_round``."""
+        sizes = self.sizes_in_round(plan, seen)
+        return sizes["up"].num_bytes, sizes["down"].num_bytes
+
+    def sizes_in_round(self, plan: RoundPlan, seen: set[int]) -> dict[Direction, Beside]:
+        """Return what travels beside the models in a round.
 
         Args:
             plan: The round.
-            seen: Clients that took part in one before; those who take part in this one are added.
+            seen: Clients that took part in one before; those who take part in this one are added. Who drops out
+                forgets the round.
         """
-        up = down = Fraction(0)
+        sizes: dict[Direction, Beside] = {"up": Beside(), "down": Beside()}
         started = {job.client for point in plan.points for job in point.start if not job.resume}
         attending = {client for point in plan.points for client in point.attend}
-        for client in sorted(started):
+        for client in sorted(started | plan.lost.keys()):
             missed, first, part = Missed(), client not in seen, plan.submodel(client)
             if (messages := plan.prices.server_messages) is not None:
                 missed = messages.download(client) if first else messages.missed(client)
-            down += self._num_bytes("down", client, part, round=plan.context.round, first=first, missed=missed)
-            if client in attending:
-                up += self._num_bytes("up", client, part, round=plan.context.round, first=first)
+            ways: tuple[Direction, ...] = ("down", "up") if client in attending else ("down",)
+            for way in ways:
+                sizes[way] += self._size(way, client, part, round=plan.context.round, first=first, missed=missed)
         seen |= started
-        return up, down
+        return sizes
 
-    def _num_bytes(
-        self,
-        which: Direction,
-        client: int,
-        submodel: SubModel,
-        *,
-        round: int,
-        first: bool,
-        missed: Missed = (),
-    ) -> Fraction:
-        """Return bytes that travel beside a client's model in a round; of what has the params' form, encoded.
+    def _size(
+        self, which: Direction, client: int, submodel: SubModel, *, round: int, first: bool, missed: Missed
+    ) -> Beside:
+        """Return what travels beside a client's model in a round; of what has the params' form, encoded.
 
         Rounds count from 1. ``first``: it has taken part in none before. ``missed``: of what is encoded, at once.
         """
         params = submodel.message(self._costs.layout, "down").get("params", 0)
         whole = self._values(which, client, submodel, round=round, first=first, params=params)
         if not whole or not params or not self._costs.encodes_payloads(which):
-            return BYTES_PER_VALUE * whole
+            return Beside(whole, BYTES_PER_VALUE * whole)
         rest = self._values(which, client, submodel, round=round, first=first, params=0)
-        encoded = sum(size.num_bytes for size in self._costs.of_params(submodel, which, missed).values())
-        return BYTES_PER_VALUE * rest + (whole - rest) / params * encoded
+        messages, encoded = (whole - rest) / params, Beside(rest, BYTES_PER_VALUE * rest)
+        for size in self._costs.of_params(submodel, which, missed if which == "down" else ()).values():
+            encoded += Beside(messages * size.values, messages * size.num_bytes)
+        return encoded
 
     def _values(
         self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool, params: int
