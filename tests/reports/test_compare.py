@@ -345,7 +345,9 @@ def test_a_result_that_is_no_file_is_passed_over_with_a_word(tmp_path: Path, odd
     place = run / "result.json"
     make.get(odd, lambda path: path.symlink_to(tmp_path / "nowhere"))(place)
     runs = compared_runs([run])
-    assert remarks(runs, group_settings(runs)) == [f"{place} is no regular file, so it is passed over"]
+    told = f"{place} is no regular file, so it is passed over"
+    assert remarks(runs, group_settings(runs), by_run=True) == [told]
+    assert remarks(runs, group_settings(runs)) == ["figures of runs under way, since none has finished: run", told]
 
 
 def test_notes_name_the_run_or_the_setting_and_the_seeds_that_have_them(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from fedsweep.reports.compare import compared_runs, print_settings
 from fedsweep.reports.contents import Report
 from fedsweep.reports.page import build_report, render
+from fedsweep.reports.setting_table import TableStyle, settings_as
 from fedsweep.reports.sources import find_sources
 from fedsweep.reports.sweep_table import print_summary
 from fedsweep.reproduce.definition.sections import FigureSpec
@@ -23,7 +24,7 @@ from fedsweep.reproduce.figures.scene import scene_of
 from fedsweep.reproduce.formats import as_text
 from fedsweep.reproduce.measured.grid import measured, summed_up, views_of
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
-from fedsweep.results.settings import counted
+from fedsweep.results.settings import counted, remarks
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import TrialWorld
@@ -162,8 +163,17 @@ def test_runs_under_way_are_shown_but_not_judged(found: Reproduction, tmp_path: 
     for cell, path in found.folders(out).items():
         if cell.row == "FedProx":
             RunFolder(path).write_result({"status": "killed"})
-    summary = summary_of(found, out)
+    _, report, _, summary, _ = shown(found, out)
     assert ["FedAvg" in setting.label for setting in summary.settings] == [True, False]
+    assert ["FedAvg" in setting.label for setting in report.settings] == [True, False]
+    assert report.worlds[0].best == ()
+    runs = compared_runs([out])
+    table = settings_as(runs, "latex", TableStyle(sort="acc"))
+    rows = [line for line in table.splitlines() if line.endswith(r"\\")]
+    assert ["FedAvg" in line for line in rows[1:]] == [True, False] and "textbf" not in table
+    (told,) = [text for text in remarks(runs, report.settings) if "under way" in text]
+    assert "FedProx" in told and "FedAvg" not in told and told in table
+    assert told in " ".join(render(report, made=datetime.now(UTC)).split())
     assert summary.headline["best_setting/test_accuracy"] == summary.settings[0].figures["test_accuracy"].mean
     assert summary.differences == ()
     (note,) = [note for note in summary.notes if "under way" in note]

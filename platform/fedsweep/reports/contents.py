@@ -165,9 +165,10 @@ def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys) -> tuple[Study, list[Lo
     study = study_of(runs, rows=keys.rows, columns=keys.columns)
     world_of = {place: n for n, world in reversed([*enumerate(study.layout.worlds)]) for place in world.settings}
 
-    def rank(place: int) -> tuple[int, bool, float]:
-        accuracy = study.settings[place].figure("test_accuracy")
-        return world_of[place], accuracy is None, -(accuracy or 0.0)
+    def rank(place: int) -> tuple[int, bool, bool, float]:
+        setting = study.settings[place]
+        accuracy = setting.figure("test_accuracy")
+        return world_of[place], accuracy is None, setting.is_under_way, -(accuracy or 0.0)
 
     order = sorted(range(len(study.settings)), key=rank)
     settings = [study.settings[place] for place in order]

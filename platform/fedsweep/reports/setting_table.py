@@ -261,8 +261,9 @@ def _notes(study: Study, *, interval: bool) -> list[str]:
 
 def best_rows(settings: Sequence[Setting], world: World, figure: str) -> list[int]:
     """Return the rows of a world with the best mean of a figure; none where there is nothing to be better than."""
-    means = {row: value for row, place in world.cells.items() if (value := settings[place].figure(figure)) is not None}
-    if len(world.cells) < 2 or not means:
+    judged = {row: place for row, place in world.cells.items() if not settings[place].is_under_way}
+    means = {row: value for row, place in judged.items() if (value := settings[place].figure(figure)) is not None}
+    if len(judged) < 2 or not means:
         return []
     views = (view for place in world.cells.values() for view in settings[place].views)
     best = (min if is_less_better(figure, views) else max)(means.values())

@@ -71,7 +71,8 @@ def world_part(world: World, settings: Sequence[Setting]) -> WorldPart:
     """Put together a world's part of a page."""
     places = world.settings
     curves = [curve.accuracy_by_bytes() if (curve := settings[place].curve) else [] for place in places]
-    means = {place: mean for place in places if (mean := settings[place].figure("test_accuracy")) is not None}
+    judged = [place for place in places if not settings[place].is_under_way]
+    means = {place: mean for place in judged if (mean := settings[place].figure("test_accuracy")) is not None}
     highest = max(means.values(), default=None)
     steps, most = curve_front(curves), most_sent(curves)
     budgets = [
@@ -80,7 +81,7 @@ def world_part(world: World, settings: Sequence[Setting]) -> WorldPart:
     ]
     return WorldPart(
         world=world,
-        best=tuple(p for p, mean in means.items() if mean == highest) if len(places) > 1 else (),
+        best=tuple(p for p, mean in means.items() if mean == highest) if len(judged) > 1 else (),
         front=tuple(_front_rows(steps, curves, [settings[place] for place in places], places)),
         budgets=tuple(budgets),
         volume=share_of_box([point for curve in curves for point in curve], most=most),

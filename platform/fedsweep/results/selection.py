@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedsweep.errors import ConfigError, unknown_name
@@ -109,7 +108,9 @@ def _canonical(text: str) -> str | float:
 
 
 def order_of(members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], name: str) -> list[int]:
-    """Return places of runs or settings in the order that a name asks for; who has no such figure comes last.
+    """Return places of runs or settings in the order that a name asks for.
+
+    By a figure settings of which no run has finished come behind the others, and who has no such figure comes last.
 
     Args:
         members: Runs, or settings of these.
@@ -132,7 +133,9 @@ def order_of(members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], 
     values = [
         member.view.figure(figure) if isinstance(member, ReportRun) else member.figure(figure) for member in members
     ]
-    return sorted(range(len(members)), key=lambda place: math.inf if (v := values[place]) is None else sign * v)
+    early = [isinstance(member, Setting) and member.is_under_way for member in members]
+    ranks = [(value is None, under_way, sign * (value or 0.0)) for value, under_way in zip(values, early, strict=True)]
+    return sorted(range(len(members)), key=ranks.__getitem__)
 
 
 def _sort_key(run: ReportRun, name: str, runs: Sequence[ReportRun]) -> list[tuple[bool, str | float]]:

@@ -13,7 +13,7 @@ from fedsweep.errors import InputError
 from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, mean_curve
 from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
-from fedsweep.results.texts import clean, without_shared_start
+from fedsweep.results.texts import clean, some_of, without_shared_start
 from fedsweep.results.view import SPENT, RunView, run_labels
 
 _LONGEST_REASON = 1000
@@ -101,6 +101,11 @@ class Setting:
     failed: int
     views: tuple[RunView, ...]
     curve: Curve | None
+
+    @property
+    def is_under_way(self) -> bool:
+        """True where its means are over runs of which none has finished: they are shown, but not compared."""
+        return bool(self.views) and all(view.status != "finished" for view in self.views)
 
     def over_seeds(self, name: str) -> Estimate:
         """Return a figure, as :meth:`~fedsweep.results.view.RunView.figure` knows it, over the counted runs."""
@@ -208,7 +213,7 @@ def remarks_of(run: RunView) -> list[str]:
 
 
 def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting], *, by_run: bool = False) -> list[str]:
-    """List notes of runs at their end, and settings with equal models: methods that became something simpler.
+    """List notes of runs at their end, settings with equal models (methods that became simpler), and those under way.
 
     Args:
         runs: All.
@@ -230,8 +235,10 @@ def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting], *, by_run: b
             labels_of.setdefault(models, []).append(setting.label)
     for text in (text for run in runs for text in run.view.notes):
         notes[text] = None
+    labels = [] if by_run else list(dict.fromkeys(setting.label for setting in settings if setting.is_under_way))
+    early = [f"figures of runs under way, since none has finished: {some_of(labels, _MOST_REMARKS)}"] if labels else []
     same = [f"the same models, bit for bit: {' and '.join(labels)}" for labels in labels_of.values() if len(labels) > 1]
-    return [*same, *notes]
+    return [*early, *same, *notes]
 
 
 def _told_by(runs: Sequence[ReportRun]) -> dict[str, list[ReportRun]]:

@@ -183,8 +183,8 @@ class RunView:
     def over(self, name: str, how: str) -> float | None:
         """Return a column as one figure; None where no round has it, or one that counts is NaN or infinite.
 
-        The best is that of the rounds in which it is a number: the largest, or the smallest of losses and where a metric
-        says so.
+        The best is that of the rounds in which it is a number: the largest; of losses, and where a metric says
+        so, the smallest.
 
         Args:
             name: A column.
