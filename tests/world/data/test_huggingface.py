@@ -25,6 +25,21 @@ def load(name: object, *, image_size: int | None = None) -> Dataset:
     return load_dataset(f"hf:{name}", root=None, download=False, image_size=image_size)
 
 
+def test_without_download_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def refused(host: object, *more: object, **named: object) -> None:
+        asked.append(host)
+        raise OSError("no network")
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", refused)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the library's, between two questions
+    with pytest.raises(DataError, match=r"can't be loaded.*scenario.download is false"):
+        load("someone/something")
+    assert not asked and not datasets.config.HF_HUB_OFFLINE
+
+
 def picture(value: int, *, mode: str = "RGB", size: tuple[int, int] = (6, 5)) -> Image.Image:
     return Image.new(mode, size, value if mode == "L" else (value, 0, 255 - value))
 

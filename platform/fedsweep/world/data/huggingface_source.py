@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,13 +45,27 @@ def is_folder(place: str) -> bool:
     return place.startswith((".", "/", "~"))
 
 
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Keep the library to what was fetched before: told so by its arguments, it asks the hub all the same."""
+    import datasets as library
+    from huggingface_hub import constants
+
+    before = library.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    library.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        library.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
 def open_splits(place: str, options: Mapping[str, str], *, download: bool) -> Mapping[str, datasets.Dataset]:
     """Open a data set's splits by name; no sample is read."""
     import datasets as library
 
     if not is_folder(place):
-        local = library.DownloadConfig(local_files_only=not download)
-        return dict(library.load_dataset(place, options.get("config"), download_config=local))
+        with contextlib.nullcontext() if download else _offline():
+            return dict(library.load_dataset(place, options.get("config")))
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise DataError(f"{PREFIX}{place}: there is no folder {folder}")
