@@ -316,7 +316,7 @@ class Results(Sequence[Result]):
         path: str | Path,
         *,
         x: str = "bytes",
-        y: str | Sequence[str] = "acc",
+        y: str | Sequence[str] | None = None,
         rows: Sequence[str] | str | None = None,
         columns: Sequence[str] | str | None = None,
     ) -> None:
@@ -325,7 +325,7 @@ class Results(Sequence[Result]):
         Args:
             path: The picture, as for :meth:`plot`.
             x: ``rounds``, ``bytes``, ``sim``, ``wall``, ``flops``, or the short name of a key with numbers.
-            y: A figure, or several, each in panels of its own.
+            y: A figure, or several, each in panels of its own; None: the accuracy, or what else leads.
             rows: As for :meth:`to_pandas`.
             columns: Likewise.
 

@@ -126,3 +126,12 @@ def test_what_has_no_curve_is_refused(runs: list[ReportRun]) -> None:
         plot_runs(runs, "a.png", y="best")
     with pytest.raises(InputError, match="or a key whose values are numbers"):
         plot_runs(runs, "a.png", x="method")
+
+
+def test_where_nothing_is_classified_the_tasks_first_figure_is_drawn(tmp_path: Path, figures: list[Figure]) -> None:
+    folder = RunFolder.create(tmp_path / "run", overwrite=False)
+    folder.write_config("name: lines\nscenario: {task: {kind: next_token, metrics: [{name: perplexity, mode: min}]}}\n")
+    folder.write_rounds([tiny_record(extra={"perplexity": 16.5})])
+    plot_runs(compared_runs([tmp_path]), "a.png")
+    (axes,) = figures[0].axes
+    assert axes.get_ylabel() == "perplexity" and [list(line.get_ydata()) for line in axes.lines] == [[16.5]]

@@ -8,6 +8,7 @@ import math
 import shutil
 import subprocess
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from fedsweep.errors import ConfigError
 from fedsweep.reports.compare import compared_runs, print_comparison
+from fedsweep.reports.page import build_report, render
 from fedsweep.reports.setting_table import TableStyle, settings_as
-from fedsweep.results.selection import only_those
+from fedsweep.reports.sources import find_sources
+from fedsweep.results.selection import leading_figure, only_those
 from fedsweep.results.settings import ReportRun
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
@@ -69,6 +72,25 @@ def test_worlds_are_groups_of_the_figures_that_were_asked_for(runs: list[ReportR
     assert r" & Accuracy (\%) & MB sent & Accuracy (\%) & MB sent \\" in lines
     # Who sends least is the best, and all send the same.
     assert any(line.startswith(r"fedavg & 30.00 $\pm$ 14.14 & \textbf{1.5} & \textbf{85.00") for line in lines)
+
+
+def test_where_nothing_is_classified_the_tasks_first_figure_takes_the_accuracys_place(tmp_path: Path) -> None:
+    for seed, (method, rmse) in enumerate((("fedavg", 0.5), ("fedprox", 0.75))):
+        folder = RunFolder.create(tmp_path / method, overwrite=False)
+        measures = "[{name: rmse, mode: min}, {name: r2, mode: max}]"
+        folder.write_config(f"name: {method}\nscenario: {{task: {{kind: regression, metrics: {measures}}}}}\n")
+        folder.write_rounds([tiny_record(bytes_up=44_600 * (seed + 1), bytes_down=0, extra={"rmse": rmse, "r2": -0.5})])
+        folder.write_result({"status": "finished"})
+    runs = compared_runs([tmp_path])
+    lines = settings_as(runs, "latex").splitlines()
+    # Of few bytes two digits are shown, not none.
+    assert r"Setting & rmse & MB sent & Ratio \\" in lines
+    assert r"fedavg & \textbf{0.5} & 0.045 & 0.500 \\" in lines and r"fedprox & 0.75 & 0.089 & 0.500 \\" in lines
+    first, _ = csv.DictReader(io.StringIO(settings_as(runs, "csv")))
+    assert (first["rmse_mean"], first["r2_mean"], first["test_accuracy_mean"]) == ("0.5", "-0.5", "")
+    assert leading_figure(run.view for run in runs) == "rmse"
+    page = render(build_report(find_sources([str(tmp_path)], uri=None)), made=datetime.now(UTC))
+    assert "Nothing that is learned here has an accuracy." in page and "Nothing was evaluated yet." not in page
 
 
 def test_markdown_has_the_same_with_intervals_where_they_are_asked_for(runs: list[ReportRun]) -> None:

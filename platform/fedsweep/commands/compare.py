@@ -183,5 +183,5 @@ def compare(
             from fedsweep.results.worlds import LayoutKeys
 
             keys = LayoutKeys(rows=style.rows, columns=style.columns)
-            plot_runs(runs, plot, x=x or "bytes", y=style.figures or "acc", keys=keys, called=style.called)
+            plot_runs(runs, plot, x=x or "bytes", y=style.figures, keys=keys, called=style.called)
             (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

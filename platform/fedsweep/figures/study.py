@@ -28,7 +28,7 @@ from fedsweep.results.config_table import config_table, short_keys
 from fedsweep.results.curves import curve_of
 from fedsweep.results.keys import resolved
 from fedsweep.results.seed_statistics import finite, number_in
-from fedsweep.results.selection import FIGURE_NAMES, figure_name
+from fedsweep.results.selection import FIGURE_NAMES, figure_name, leading_figure
 from fedsweep.results.settings import ReportRun, group_settings
 from fedsweep.results.texts import is_accuracy
 from fedsweep.results.view import SPENT
@@ -48,7 +48,7 @@ def plot_runs(
     path: str | Path,
     *,
     x: str = "bytes",
-    y: str | Sequence[str] = "acc",
+    y: str | Sequence[str] | None = None,
     keys: LayoutKeys | None = None,
     called: Callable[[str], str] = str,
 ) -> None:
@@ -61,7 +61,7 @@ def plot_runs(
         path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
         x: ``rounds``, ``bytes``, ``sim``, ``wall``, ``flops``, ``energy`` or ``money`` for curves; or the short name of
             a key with numbers, for the figures that runs ended with.
-        y: A figure, or several.
+        y: A figure, or several; None: the accuracy, or what else leads.
         keys: Rows and columns.
         called: Words for the labels of rows and worlds.
 
@@ -71,6 +71,7 @@ def plot_runs(
     """
     target = checked_path(path)
     rows, columns = (keys.rows, keys.columns) if keys else (None, None)
+    y = y or leading_figure(run.view for run in runs)
     across, names = FIGURE_NAMES.get(x, x), [y] if isinstance(y, str) else [*dict.fromkeys(y)]
     figures = [figure_name(name, runs, what="--y") for name in names]
     if across in ACROSS:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.results.seed_statistics import Estimate, finite, mean
-from fedsweep.results.selection import figure_name, is_less_better, order_of
+from fedsweep.results.selection import figure_name, is_less_better, leading_figure, order_of
 from fedsweep.results.settings import ReportRun, Setting, remarks
 from fedsweep.results.texts import MISSING, clean, is_accuracy
 from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
@@ -47,7 +47,7 @@ class Figure:
         name: As :meth:`~fedsweep.results.view.RunView.figure` knows it.
         heading: In a text.
         times: A value is multiplied by it to be shown.
-        digits: After the point, as shown; None: four digits in all.
+        digits: After the point, as shown, or two digits of what is smaller than that; None: four digits in all.
         has_spread: Whether deviation and interval are shown.
     """
 
@@ -184,7 +184,7 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) ->
     bold = [
         (order.index(row), place)
         for place, (world, figure) in enumerate(columns)
-        if style.figures is not None or figure.name == "test_accuracy"
+        if style.figures is not None or figure.has_spread
         for row in best_rows(settings, world, figure.name)
         if row in order
     ]
@@ -201,11 +201,13 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) ->
 
 
 def _figures(study: Study, style: TableStyle, *, is_single: bool) -> list[Figure]:
+    views = [run.view for run in study.runs]
+    metrics = metrics_of(views, by_client=True)
     if style.figures is not None:
-        metrics = metrics_of((run.view for run in study.runs), by_client=True)
         return [shown_figure(figure_name(name, study.runs, what="--y"), metrics) for name in style.figures]
-    usual = (*FIGURES, *OF_REPLAYS) if is_single else FIGURES[:1]
-    return [f for f in usual if any(s.figure(f.name) is not None for s in study.settings)] or [FIGURES[0]]
+    leading = shown_figure(leading_figure(views), metrics)
+    usual = (leading, *FIGURES[1:], *OF_REPLAYS) if is_single else (leading,)
+    return [f for f in usual if any(s.figure(f.name) is not None for s in study.settings)] or [leading]
 
 
 def _side_by_side(layout: Layout, figures: Sequence[Figure]) -> Sequence[World]:
@@ -278,7 +280,11 @@ def figure_text(estimate: Estimate, figure: Figure, *, interval: bool) -> str:
 
     def number(value: float) -> str:
         shown = value * figure.times
-        return f"{shown:.4g}" if figure.digits is None else f"{shown:.{figure.digits}f}"
+        if figure.digits is None:
+            return f"{shown:.4g}"
+        # Of what is small two digits: 45 kB are not 0.0 MB.
+        is_small = not figure.has_spread and 0 < abs(shown) < 10.0 ** (1 - figure.digits)
+        return f"{shown:.2g}" if is_small else f"{shown:.{figure.digits}f}"
 
     if not figure.has_spread or sd is None:
         return number(mean)
@@ -331,14 +337,15 @@ def setting_rows(study: Study, places: Iterable[int]) -> list[dict[str, Any]]:
     """
     rows = []
     spent = spent_of(run.view for run in study.runs)
-    figures = [*FIGURES, *(figure for figure in OF_REPLAYS if figure.name in spent)]
+    metrics = metrics_of(run.view for run in study.runs)
+    figures = [*(f.name for f in FIGURES), *(f.name for f in OF_REPLAYS if f.name in spent), *metrics]
     for place in places:
         setting = study.settings[place]
         row: dict[str, Any] = {"setting": setting.label, "method": study.runs[setting.runs[0]].method}
         row |= {"seeds": len(setting.counted), "failed": setting.failed}
-        for figure in figures:
-            estimate = setting.over_seeds(figure.name)
-            row |= {f"{figure.name}_{part}": finite(getattr(estimate, part)) for part in ("mean", "sd", "low", "high")}
+        for name in figures:
+            estimate = setting.over_seeds(name)
+            row |= {f"{name}_{part}": finite(getattr(estimate, part)) for part in ("mean", "sd", "low", "high")}
         world = next(world for world in study.layout.worlds if place in world.cells.values())
         rows.append(row | {"world": world.label})
     return rows

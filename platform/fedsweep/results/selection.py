@@ -51,6 +51,13 @@ def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
     return wanted
 
 
+def leading_figure(views: Iterable[RunView]) -> str:
+    """Return what runs are compared by: their test accuracy, or where none has one the first of their metrics."""
+    runs = list(views)
+    is_classified = any(run.last("test_accuracy") is not None for run in runs)
+    return "test_accuracy" if is_classified else next(iter(metrics_of(runs)), "test_accuracy")
+
+
 def is_less_better(figure: str, views: Iterable[RunView]) -> bool:
     """Tell whether a figure of runs is the better the smaller it is: losses, what is spent, metrics that say so."""
     metrics = metrics_of(views, by_client=True)
