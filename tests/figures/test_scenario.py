@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,15 @@ def test_pictures_show_every_cell(run_folder: Path) -> None:
     cells = np.ma.filled(right.images[0].get_array(), np.nan).reshape(6, 11, 8)
     assert np.array_equal(cells[:, :10], shares.transpose(0, 2, 1))
     assert np.isnan(cells[:, 10]).all()
+
+
+@pytest.mark.filterwarnings("error:constrained_layout not applied")
+@pytest.mark.parametrize("aggregated", [True, False])
+def test_panels_have_room_also_where_all_rounds_are_alike(aggregated: bool, run_folder: Path, tmp_path: Path) -> None:
+    participation = participation_of(load_run(run_folder))
+    assert participation is not None
+    alike = replace(participation, aggregated_R=np.full(8, aggregated))
+    pictures_scenario._plot_participation(alike, tmp_path / "alike.png")
 
 
 def test_with_many_clients_some_are_shown_evenly_spread() -> None:

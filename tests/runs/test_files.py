@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,38 @@ def test_a_file_is_replaced_in_one_step_so_who_reads_it_sees_the_old_or_the_new(
     with open(path, "rb") as reader:
         write_durably(path, b"new")
         assert reader.read() == b"old" and path.read_bytes() == b"new"
+
+
+def test_what_an_interrupt_left_being_written_does_not_take_the_next_write_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObjectStore(tmp_path, suffix=".x")
+    begun, go, lost = threading.Event(), threading.Event(), list[threading.Thread]()
+    start, sync = threading.Thread.start, os.fsync
+
+    def interrupted(thread: threading.Thread) -> None:
+        is_first = not lost
+        lost.append(thread)
+        start(thread)
+        if is_first:
+            assert begun.wait(10)
+            raise KeyboardInterrupt  # as a signal does that comes while the thread starts: nobody waits for it then
+
+    def in_turn(handle: int) -> None:
+        if threading.current_thread() is lost[0]:
+            begun.set()
+            assert go.wait(10)
+        elif not go.is_set():
+            go.set()
+            lost[0].join(10)
+        sync(handle)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(os, "fsync", in_turn)
+    with pytest.raises(KeyboardInterrupt):
+        store.put(b"content")
+    store.sweep()
+    assert store.get(store.put(b"content")) == b"content"
 
 
 def test_a_planted_link_at_the_temporary_name_is_not_written_through(tmp_path: Path) -> None:

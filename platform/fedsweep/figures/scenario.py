@@ -334,6 +334,8 @@ def _draw_schedule(axes: Axes, participation: Participation) -> None:
         (aggregated_R, _AGGREGATED, f"aggregated: {participation.num_aggregated} rounds"),
         (~aggregated_R, _SKIPPED, f"not aggregated: {len(rounds) - participation.num_aggregated}"),
     ):
+        if not chosen_R.any():
+            continue  # without a point, the marks' box is nowhere, and no room is left for the panels
         axes.bar(rounds[chosen_R], bytes_R[chosen_R], width=0.9, color=colour, label=label)
         # A mark below the axis also where a round sent nothing.
         axes.plot(rounds[chosen_R], np.zeros(int(chosen_R.sum())), "|", color=colour, markersize=7, clip_on=False)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import stat
+import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,7 +42,10 @@ def write_durably(path: Path, data: bytes) -> None:
     Raises:
         OSError: The disk is full, say; nothing is left behind, and an older file stays.
     """
-    _write(path, data, path.with_name(f".{path.name}{TEMPORARY}"))
+    # A thread that an interrupt lost sight of may still write what is written again by now: to a file of its own.
+    thread = threading.current_thread()
+    own = "" if thread is threading.main_thread() else f".{thread.ident}"
+    _write(path, data, path.with_name(f".{path.name}{own}{TEMPORARY}"))
 
 
 def _write(path: Path, data: bytes, temporary: Path) -> None:

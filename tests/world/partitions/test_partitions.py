@@ -287,6 +287,12 @@ def test_check_parts_refuses(parts: list[list[float]], message: str) -> None:
         check_parts([np.array(part) for part in parts], num_samples=5, num_clients=2)
 
 
+@pytest.mark.parametrize(("parts", "named"), [(None, "NoneType"), ((part for part in ()), "generator")])
+def test_check_parts_refuses_what_is_no_list_of_parts(parts: Any, named: str) -> None:
+    with pytest.raises(InvariantError, match=f"one index array per client .*, not {named}"):
+        check_parts(parts, num_samples=5, num_clients=2)
+
+
 def test_quantity_skew_is_one_draw_of_sizes_with_classes_at_random() -> None:
     spec = {"kind": "quantity", "dirichlet_alpha": 2.0, "min_samples": 1}
     sizes = np.array([[len(part) for part in split(spec, clients=10, seed=seed)] for seed in range(200)])

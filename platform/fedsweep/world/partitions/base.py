@@ -66,8 +66,9 @@ def check_parts(parts: Sequence[Indices], *, num_samples: int, num_clients: int)
     Raises:
         InvariantError: there is not one array per client, an index is out of range, or a sample was given away twice.
     """
-    if len(parts) != num_clients:
-        raise InvariantError(f"a partition must return one index array per client ({num_clients}), not {len(parts)}")
+    answer = len(parts) if hasattr(parts, "__len__") else type(parts).__name__
+    if answer != num_clients:
+        raise InvariantError(f"a partition must return one index array per client ({num_clients}), not {answer}")
     joined = np.concatenate([np.asarray(part) for part in parts])
     if not np.issubdtype(joined.dtype, np.integer) or joined.ndim != 1:
         raise InvariantError(
