@@ -22,6 +22,7 @@ from fedsweep.reproduce.outputs import Table, has_outputs
 from fedsweep.results.config_table import config_table
 from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
+from fedsweep.results.view import metrics_of
 from fedsweep.results.worlds import LayoutKeys, study_of
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.remote_folder import brought
@@ -249,6 +250,7 @@ class Results(Sequence[Result]):
         if by != "run":
             raise ConfigError(f"runs are laid out by 'run', 'setting' or 'round', but not by {by!r}")
         table = config_table([run.flat for run in self._runs])
+        shown = (*_SHOWN, *metrics_of(run.view for run in self._runs))
         return pd.DataFrame(
             [
                 {
@@ -258,7 +260,7 @@ class Results(Sequence[Result]):
                     "seed": run.view.seed,
                     "status": run.status,
                     "rounds": run.num_rounds,
-                    **{name: run.view.figure(name) for name in _SHOWN},
+                    **{name: run.view.figure(name) for name in shown},
                     **dict(zip(table.differing, table.cells[place], strict=True)),
                     "folder": str(run.folder),
                 }

@@ -22,6 +22,7 @@ from fedsweep.reports.sources import find_sources
 from fedsweep.results.selection import leading_figure, only_those
 from fedsweep.results.settings import ReportRun
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.study import Results
 from fedsweep.testing import tiny_record
 
 ROUND = tiny_record(round=1, bytes_up=1_000_000, bytes_down=500_000)
@@ -88,6 +89,7 @@ def test_where_nothing_is_classified_the_tasks_first_figure_takes_the_accuracys_
     assert r"fedavg & \textbf{0.5} & 0.045 & 0.500 \\" in lines and r"fedprox & 0.75 & 0.089 & 0.500 \\" in lines
     first, _ = csv.DictReader(io.StringIO(settings_as(runs, "csv")))
     assert (first["rmse_mean"], first["r2_mean"], first["test_accuracy_mean"]) == ("0.5", "-0.5", "")
+    assert Results([tmp_path]).to_pandas("run")[["rmse", "r2"]].values.tolist() == [[0.5, -0.5], [0.75, -0.5]]
     assert leading_figure(run.view for run in runs) == "rmse"
     page = render(build_report(find_sources([str(tmp_path)], uri=None)), made=datetime.now(UTC))
     assert "Nothing that is learned here has an accuracy." in page and "Nothing was evaluated yet." not in page
