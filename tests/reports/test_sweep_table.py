@@ -37,7 +37,7 @@ def test_a_setting_is_called_as_it_is() -> None:
 
 def test_settings_of_other_worlds_are_not_told_that_they_lack_seeds() -> None:
     assert verdict_lines([], METRIC, "max", num_settings=2) == [
-        "no setting can be told from another: no two share a world and a seed"
+        "no setting can be told from another: no two have whole trials in one world at one seed"
     ]
     assert verdict_lines([], METRIC, "max", num_settings=1) == []
 

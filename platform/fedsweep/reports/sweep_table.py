@@ -56,7 +56,7 @@ def _front_lines(summary: Summary) -> list[str]:
         volume = _estimate_text(front.volume, summary.metrics[0])
         seeds = f"{front.volume.count} seed{'s' if front.volume.count > 1 else ''}"
         on_it = some_of(names, _MOST_LINES)
-        share = f"hypervolume {volume} of the box of all tested rounds, over {seeds}; on it (seeds): {on_it}"
+        share = f"hypervolume {volume} of the box that its points span, over {seeds}; on it (seeds): {on_it}"
         lines.append(f"front of {', '.join(summary.metrics)}{of}: {share}")
     return lines
 
@@ -93,8 +93,9 @@ def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: s
     """
     judged = [d for d in differences if d["p_value"] is not None and not math.isnan(d["p_value"])]
     if not judged:
-        # A difference stands for each two of one world that have a seed in common.
-        why = "that takes at least three seeds that both have" if differences else "no two share a world and a seed"
+        # A difference stands for each two of one world that have a seed at which no scheduler ended either.
+        alone = "no two have whole trials in one world at one seed"
+        why = "that takes at least three seeds that both have" if differences else alone
         return [f"no setting can be told from another: {why}"] * bool(num_settings > 1)
     real = [d for d in judged if d["is_real"]]
     head = f"{len(real)} of {len(judged)} differences in {metric} are more than chance (paired seeds, 95%)"
