@@ -344,11 +344,11 @@ def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: Estima
 
 
 def gradient_up(
-    *, params: int, gradient: GradientSource, round: int, learning_rate_v: float, learning_rate_b: float
+    *, raw_params: int, gradient: GradientSource, round: int, learning_rate_v: float, learning_rate_b: float
 ) -> int:
-    """With `gradient` explicit, and a rate above 0, the client's gradient, `params` values, from round 2 on."""
+    """With `gradient` explicit, and a rate above 0, the client's gradient, `raw_params` values, from round 2 on."""
     learns = learning_rate_v or learning_rate_b
-    return params if gradient == "explicit" and round > 1 and learns else 0
+    return raw_params if gradient == "explicit" and round > 1 and learns else 0
 
 
 @with_card(

@@ -36,6 +36,7 @@ NEEDS: Mapping[str, str] = {
 SYMBOLS: Mapping[str, str] = {
     "values": "values of the client's model: params and float buffers",
     "params": "its params",
+    "raw_params": "its params, as they are with any codec",
     "full_params": "params of the full model",
     "kernel_weights": "weights of its linear and convolutional layers",
     "input_values": "values of an input",

@@ -67,3 +67,24 @@ def test_the_forecast_has_what_travels_beside_models_also_to_clients_that_vanish
     assert any(len(record.attendees) < len(record.cohort) for record in state.records)
     assert expected.total_bytes == state.total_bytes
     assert expected.comm_ratio == pytest.approx(sum(r.comm_ratio or 0.0 for r in state.records) / 4, abs=1e-12)
+
+
+def costs(method: dict[str, Any], **sections: Any) -> tuple[list[float], list[float]]:
+    """Bytes and communication ratio of a run: forecast, and as they were."""
+    training = {"rounds": 3, "cohort_size": 3, "local_steps": 2}
+    tree = {"scenario": {"clients": 4}, "training": training, "method": method, **sections}
+    experiment = build_experiment(load_config(tree))
+    state, expected = run_rounds(local_engine(experiment)), forecast(experiment)
+    ratio = sum(record.comm_ratio or 0.0 for record in state.records) / 3
+    return [expected.total_bytes, expected.comm_ratio], [state.total_bytes, ratio]
+
+
+@pytest.mark.parametrize("codec", [None, {"name": "topk"}])
+def test_gradients_that_clients_measure_are_forecast_as_no_codec_encodes_them(codec: dict[str, Any] | None) -> None:
+    expected, counted = costs({"name": "feddh", "gradient": "explicit"}, communication={"up": codec})
+    assert expected == pytest.approx(counted, rel=1e-12)
+
+
+def test_masks_that_clients_send_are_no_values_in_the_forecast_ratio() -> None:
+    (_, expected), (_, counted) = costs({"name": "feddst", "every": 1, "until": 3})
+    assert expected == pytest.approx(counted, rel=1e-12)

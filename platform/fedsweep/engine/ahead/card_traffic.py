@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ class Beside:
     """Sizes of what travels beside the models.
 
     Attributes:
-        values: Scalars; a card's masks are a value for 32 bits.
+        values: Scalars; masks are none.
         num_bytes: Its bytes.
     """
 
@@ -103,33 +104,32 @@ class CardTraffic:
 
         Rounds count from 1. ``first``: it has taken part in none before. ``missed``: of what is encoded, at once.
         """
-        params = submodel.message(self._costs.layout, "down").get("params", 0)
-        whole = self._values(which, client, submodel, round=round, first=first, params=params)
+        values = partial(self._values, which, client, submodel, round=round, is_first=first)
+        params, whole = submodel.message(self._costs.layout, "down").get("params", 0), values()
+        masks = whole - values(kernel_weights=0) if whole else whole
         if not whole or not params or not self._costs.encodes_payloads(which):
-            return Beside(whole, BYTES_PER_VALUE * whole)
-        rest = self._values(which, client, submodel, round=round, first=first, params=0)
-        messages, encoded = (whole - rest) / params, Beside(rest, BYTES_PER_VALUE * rest)
+            return Beside(whole - masks, BYTES_PER_VALUE * whole)
+        rest = values(params=0)
+        messages, encoded = (whole - rest) / params, Beside(rest - masks, BYTES_PER_VALUE * rest)
         for size in self._costs.of_params(submodel, which, missed if which == "down" else ()).values():
             encoded += Beside(messages * size.values, messages * size.num_bytes)
         return encoded
 
-    def _values(
-        self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool, params: int
-    ) -> Fraction:
-        """Return values that travel beside a client's model, all cards together; round 0 is before the first."""
+    def _values(self, which: Formula, client: int, submodel: SubModel, **symbols: Any) -> Fraction:
+        """Return values that travel beside a client's model, all cards together; with these symbols of the round."""
         if not self._cards:
             return Fraction(0)
+        message = submodel.message(self._costs.layout, "down")
         own = {
-            "values": sum(submodel.message(self._costs.layout, "down").values()),
-            "params": params,
+            "values": sum(message.values()),
+            "params": message.get("params", 0),
+            "raw_params": message.get("params", 0),
             "samples": self._world.profiles[client].num_samples,
             "own_classes": int((self._world.profiles[client].label_counts > 0).sum()),
             "is_largest": client == self._largest,
-            "round": round,
-            "is_first": first,
         }
         counts = (
-            values_counted(getattr(card, which), {**self._symbols, **own, **parameters})
+            values_counted(getattr(card, which), {**self._symbols, **own, **symbols, **parameters})
             for card, parameters in self._cards
         )
         return sum(counts, Fraction(0))
@@ -141,12 +141,7 @@ class CardTraffic:
         if not any(getattr(card, which) for card, _ in self._cards for which in formulas):
             return 0
         clients = range(len(self._world.profiles))
-        params = self._costs.layout.num_params
-        total = sum(
-            self._values(which, k, FULL_MODEL, round=0, first=True, params=params)
-            for which in formulas
-            for k in clients
-        )
+        total = sum(self._values(which, k, FULL_MODEL, round=0, is_first=True) for which in formulas for k in clients)
         return int(BYTES_PER_VALUE * total)
 
 
