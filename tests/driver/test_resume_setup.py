@@ -69,6 +69,16 @@ def test_a_resumed_run_asks_no_client_again(begun: Path, tmp_path: Path) -> None
     assert found["registration_bytes"] == expected["registration_bytes"] > 4 * 6 * (28 + 3)
 
 
+def test_a_resumed_runs_result_has_what_workers_had_said_before(begun: Path) -> None:
+    run, _ = session(begun)
+    run.open(resume=True)
+    run._engine.tools.note(["one by one, as lanes were refused"])
+    run.step()
+    again, _ = session(begun)
+    assert again.open(resume=True).records[-1].round == 3
+    assert finished(again)["executor"]["notes"] == ["one by one, as lanes were refused"]
+
+
 def test_without_a_checkpoint_the_clients_are_asked(tmp_path: Path) -> None:
     run, fleet = session(tmp_path)
     assert run.open(resume=True).records == ()

@@ -155,6 +155,7 @@ class RunSession:
                 self._messages.message(text)
             if newest.state is not None:
                 start = self._engine.as_planned(newest.state)
+                self._engine.notes += start.notes
                 self._saved_round = start.round
                 self._messages.message(f"going on after round {start.round}")
             else:

@@ -278,7 +278,7 @@ class Engine:
         for seam, component in self.experiment.method.having["observe"]:
             when = f"in round {record.round}"
             round.components[seam] = ask(component, "observe", round.components[seam], record, when=when)
-        return round.state_after(record)
+        return replace(round.state_after(record), notes=tuple(self.notes))
 
     def _tested(
         self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]

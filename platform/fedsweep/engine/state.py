@@ -76,6 +76,7 @@ class RunState:
         records: One per round.
         decisions: One per round, where a planner of the configuration spends a budget.
         stepping: How clients are stepped, where that was tried in the first round.
+        notes: What workers had to say of that so far, each thing once.
         models: Models of hubs but the server, by hub.
         hub_times: Virtual seconds at which these had them; empty without devices.
         partial: What a refinement kept in the middle of the next round's work.
@@ -106,6 +107,7 @@ class RunState:
     records: tuple[RoundRecord, ...] = ()
     decisions: tuple[Decision, ...] = ()
     stepping: Stepping | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
     models: Mapping[int, HubModel] = field(default_factory=dict)
     hub_times: Mapping[int, float] = field(default_factory=dict)
     partial: Mapping[str, State] = field(default_factory=dict)
