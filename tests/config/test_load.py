@@ -166,7 +166,15 @@ def test_share_of_a_gpu_may_be_one_over_k_or_whole(share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "near"), [(0.6, "0.5 and 1"), (0.4, "0.3333 and 0.5"), (1.5, "1 and 2"), (0.99, None), (0.9, "0.5 and 1")]
+    ("share", "near"),
+    [
+        (0.6, "0.5 and 1"),
+        (0.4, "0.3333 and 0.5"),
+        (1.5, "1 and 2"),
+        (0.99, None),
+        (0.9, "0.5 and 1"),
+        (5e-324, "and 0.0001"),
+    ],
 )
 def test_other_shares_of_a_gpu_are_errors_with_the_nearest(share: float, near: str | None) -> None:
     if near is None:

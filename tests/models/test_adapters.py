@@ -24,7 +24,7 @@ from fedsweep.components.local import eval_copy
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.cost import CostModel
-from fedsweep.errors import InputError
+from fedsweep.errors import ConfigError, InputError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.adapters import Adapter, Lora, LoraLinear, Part
@@ -56,6 +56,11 @@ def adapted(network: Network, adapter: Adapter) -> Network:
 def small(adapter: Adapter | None = None) -> Network:
     network = Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
     return adapted(network, adapter or Lora(rank=2))
+
+
+def test_adapter_that_no_memory_holds_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"the model with its adapter \(.*rank=9223372036854775808.*too large"):
+        small(Lora(rank=2**63))
 
 
 @pytest.mark.parametrize(

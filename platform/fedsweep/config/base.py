@@ -84,7 +84,7 @@ def _check_gpu_share(share: float) -> float:
     if share == 0 or (share >= 1 and share.is_integer()):
         return share
     # Ray adds up what is left over on several GPUs, and then waits for ever for a GPU that has as much.
-    fitting = math.floor(1 / share + 1e-9) if share < 1 else 0
+    fitting = math.floor(1 / max(share, 1e-4) + 1e-9) if share < 1 else 0  # Ray counts in parts of 1e-4
     if fitting and 1 - fitting * share <= 0.01 + 1e-9:
         return share
     near = (1 / (fitting + 1), 1 / fitting) if fitting else (math.floor(share), math.ceil(share))

@@ -131,7 +131,7 @@ def make_network(
 
 def adapt(network: Network, adapter: Adapter, stream: Stream) -> None:
     """Attach an adapter to a network, its initial values determined by the stream."""
-    with stream.drawn_globally(), torch.device("cpu"):
+    with stream.drawn_globally(), torch.device("cpu"), _within_memory("with its adapter", vars(adapter)):
         adapter.attach(network)
 
 
