@@ -159,6 +159,7 @@ def test_labels_of_texts_and_columns_of_numbers(models: Path, texts: Path, tmp_p
         ("text=text", "say tokenizer=FOLDER"),
         ("text=text&tokenizer={models}/bert&length=1", "length must be an integer of 2 to 65536, but is 1"),
         ("columns=text&label=label", "the column text must hold numbers"),
+        ("columns=label&label=label", "the column label is learned"),
         ("columns=text", "which column is learned"),
         ("txt=text", "unknown option 'txt'"),
     ],

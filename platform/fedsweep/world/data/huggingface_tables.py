@@ -98,10 +98,12 @@ def _next_tokens(texts: dict[str, Array]) -> NDArray[np.int64]:
 def _rows(source: Source, part: datasets.Dataset) -> NDArray[np.float32]:
     """Return the chosen columns as rows [S, F]."""
     columns = []
-    for name in source.options["columns"].split(","):
-        values = np.asarray(part[source.named(name.strip(), part)][:])
+    for name in map(str.strip, source.options["columns"].split(",")):
+        if name == source.options["label"]:
+            raise DataError(f"{source.name}: the column {name} is learned, so it can't be an input, too")
+        values = np.asarray(part[source.named(name, part)][:])
         if values.ndim != 1 or values.dtype.kind not in "buif":
-            raise DataError(f"{source.name}: the column {name.strip()} must hold numbers")
+            raise DataError(f"{source.name}: the column {name} must hold numbers")
         columns.append(values.astype(np.float32))
     return np.stack(columns, axis=1)
 
