@@ -1,6 +1,6 @@
 """One thread per process: the tests' arrays are tiny, and idle helper threads cost more than they bring.
 
-Tests run in four processes, each file in one of them (``scripts/check``): what starts Ray mostly waits for processes
+Tests run in three processes, each file in one of them (``scripts/check``): what starts Ray mostly waits for processes
 to come up, and all else runs meanwhile. A cluster and the processes on it take seconds to come up, so tests that ask
 for ``pool`` or ``shared_ray`` share one, whatever file they are in; before any other test it is ended. The pictures of
 a run take four fifths of a tiny run's time, so they are drawn for tests that ask for ``pictures`` alone.
