@@ -278,7 +278,8 @@ class Engine:
         for seam, component in self.experiment.method.having["observe"]:
             when = f"in round {record.round}"
             round.components[seam] = ask(component, "observe", round.components[seam], record, when=when)
-        return replace(round.state_after(record), notes=tuple(self.notes))
+        after = round.state_after(record)
+        return replace(after, notes=tuple(self.notes)) if self.notes else after
 
     def _tested(
         self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]

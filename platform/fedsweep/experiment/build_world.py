@@ -20,13 +20,12 @@ from fedsweep.tasks.kinds import Classification
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.data.subset import subset
 from fedsweep.world.drift import Drift
-from fedsweep.world.feature_skew import Rotation
 from fedsweep.world.label_stats import test_owners
 from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.population import Built, Drawn, Split
 from fedsweep.world.stragglers import WaitForAll
 from fedsweep.world.topology import Star
-from fedsweep.world.transforms import FlipCrop, FlipRotateJitterCrop, Transform
+from fedsweep.world.transforms import Transform
 
 
 def build_world(config: Config, dataset: Dataset) -> World:
@@ -193,8 +192,8 @@ def _check_pixel_targets(config: Config, dataset: Dataset, task: Task, transform
         return
     skew = bound(config, "scenario.feature_skew")
     moves = {
-        "transform": isinstance(transform, FlipCrop | FlipRotateJitterCrop),
-        "feature_skew": skew is not None and skew.builder is Rotation,
+        "transform": transform.moves_pixels,
+        "feature_skew": skew is not None and getattr(skew.builder, "moves_pixels", False),
     }
     ways_out = {"transform": "normalize", "feature_skew": "null, or take {kind: noise}"}
     for key in filter(moves.get, moves):

@@ -26,11 +26,13 @@ class FeatureSkew(Checked, ABC):
 
     Attributes:
         source: Who proposed it; for listings.
+        moves_pixels: Pixels come to lie elsewhere, so that a target for each of them would stay behind.
     """
 
     section: ClassVar[str] = "scenario.feature_skew"
 
     source: ClassVar[str] = ""
+    moves_pixels: ClassVar[bool] = False
 
     @abstractmethod
     def of_client(self, images: Images, client: int, num_clients: int, *, scale: float, stream: Stream) -> Images:
@@ -98,6 +100,7 @@ class Rotation(FeatureSkew):
     """
 
     source: ClassVar[str] = "Ghosh et al. 2020 (IFCA), rotated MNIST and CIFAR-10"
+    moves_pixels: ClassVar[bool] = True
     groups: Literal[2, 4] = 4
 
     def of_client(self, images: Images, client: int, num_clients: int, *, scale: float, stream: Stream) -> Images:

@@ -29,6 +29,7 @@ class Transform(ABC):
 
     Class attributes:
         pictures: It takes pictures alone, ``[B, C, H, W]``.
+        moves_pixels: Pixels come to lie elsewhere, so that a target for each of them would stay behind.
 
     Attributes:
         random: Whether training inputs are drawn at random; False means that inputs may be computed once and kept.
@@ -36,6 +37,7 @@ class Transform(ABC):
     """
 
     pictures: ClassVar[bool] = False
+    moves_pixels: ClassVar[bool] = False
 
     random: bool
     dtype: torch.dtype = torch.float32
@@ -110,6 +112,7 @@ class FlipCrop(Transform):
     """
 
     pictures: ClassVar[bool] = True
+    moves_pixels: ClassVar[bool] = True
 
     random: bool = field(default=True, init=False)
     normalize: Normalize
@@ -161,6 +164,7 @@ class FlipRotateJitterCrop(Transform):
     """
 
     pictures: ClassVar[bool] = True
+    moves_pixels: ClassVar[bool] = True
 
     random: bool = field(default=True, init=False)
     normalize: Normalize
