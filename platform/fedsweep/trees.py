@@ -210,13 +210,13 @@ def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor)
     Args:
         rows: Vectors [V], at least one, in ascending order of client id.
         weights: One finite weight per row; they sum to 1 for a mean. One row of weight 1 comes out bit for bit.
-        out: Vector [V] to write to, on the rows' device; may be one of ``rows``.
+        out: Vector [V] to write to; may be one of ``rows``. Where some row is on a GPU, the sum is taken there.
     """
     factors = [float(w) for w in weights]
-    size = out.numel()
+    size, device = out.numel(), next((row.device for row in rows if row.device.type == "cuda"), out.device)
     # On a GPU there is no such cache, and each block would be launches of its own: there the vector is one.
-    block = _BLOCK if out.device.type == "cpu" else max(size, 1)
-    total = torch.empty(min(size, block), dtype=torch.float64, device=out.device)
+    block = _BLOCK if device.type == "cpu" else max(size, 1)
+    total = torch.empty(min(size, block), dtype=torch.float64, device=device)
     term = torch.empty_like(total)
     for start in range(0, size, block):
         stop = min(start + block, size)
@@ -296,6 +296,14 @@ def on_device(inputs: _Inputs, device: torch.device | str) -> _Inputs:
 def taken(inputs: _Inputs, index: Tensor | slice) -> _Inputs:
     """Return some of the samples."""
     return cast(_Inputs, each(lambda tensor: tensor[index], inputs))
+
+
+def concatenated(parts: Sequence[Inputs]) -> Inputs:
+    """Return the samples of several inputs of the same form, one after another."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {name: torch.cat([cast("dict[str, Tensor]", part)[name] for part in parts]) for name in first}
+    return torch.cat(cast("list[Tensor]", [*parts]))
 
 
 def all_of(inputs: Inputs) -> list[Tensor]:

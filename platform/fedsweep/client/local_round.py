@@ -32,6 +32,7 @@ from fedsweep.errors import ClientJobError
 from fedsweep.guard import OnClient, ask
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import Stream, stream
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import FlatLayout
 
 
@@ -182,7 +183,7 @@ class LocalRound:
             learning_rate=self._learning_rate,
             first=first,
             sizes=self._batches.sizes(first, self._job.due),
-            batch=self._batches.at,
+            batches=self._batches.joined,
             seed=self._batches.seed,
         )
 
@@ -311,10 +312,15 @@ class LocalRound:
 
     # -- results -------------------------------------------------------------------------------------------------
 
-    def reply(self, *, leaves: bool) -> Reply:
-        """Answer a sync point; where the client ``leaves``, its round ends, and the vector itself may go."""
+    def reply(self, *, leaves: bool, on_device: bool = False) -> Reply:
+        """Answer a sync point; where the client ``leaves``, its round ends, and the vector itself may go.
+
+        With ``on_device`` a whole model stays where it was trained: its mean is taken there.
+        """
         extras, self._extras = self._extras, {}
-        facts, vector = self.facts, self.model.vector.cpu()
+        facts, vector = self.facts, self.model.vector
+        if not on_device or self._encoder is not None or facts.submodel != FULL_MODEL:
+            vector = vector.cpu()
         vector = vector if leaves else vector.clone()
         reply = Reply(client=facts.client, vector=vector, progress=self.progress, extras=extras)
         if self._encoder is None:

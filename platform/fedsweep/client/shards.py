@@ -5,10 +5,11 @@ The order follows from (seed, round, client) alone: neither the sync points of a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from fedsweep.records import ClientWork
 from fedsweep.streams import Stream, stream
 from fedsweep.tasks.base import Task
 from fedsweep.tasks.kinds import Classification
-from fedsweep.trees import Inputs, any_of, as_tensors, each, placed, targets_of
-from fedsweep.world.transforms import Transform
+from fedsweep.trees import Inputs, any_of, as_tensors, concatenated, each, placed, targets_of
+from fedsweep.world.transforms import Augmentation, Transform
 
 # Shards of up to this many bytes are transformed once; larger ones batch by batch.
 _CACHE_BYTES = 64 * 2**20
@@ -129,6 +130,27 @@ class Shard:
         inputs = self._convert(self._raw(self._indices[positions]), generator, train=True)
         return inputs, self.targets.index_select(0, index)
 
+    def batches(self, positions: Sequence[np.ndarray], augment: Callable[[int], Stream]) -> tuple[Any, Tensor]:
+        """Return inputs and targets of several training batches, one after another [sum of B, ...].
+
+        On a GPU each operation is a launch, however few samples it has.
+        """
+        transform, joined = self._transform, np.concatenate(positions)
+        if len(positions) == 1 or not transform.random:
+            return self.batch(joined, lambda: augment(0))
+        if not isinstance(transform, Augmentation):
+            parts = [self.batch(at, functools.partial(augment, number)) for number, at in enumerate(positions)]
+            inputs, targets = zip(*parts, strict=True)
+            return concatenated(inputs), torch.cat(targets)
+        raw = cast(Tensor, self._raw(self._indices[joined]))
+        draws = [
+            transform.draw(torch.Size((len(at), *raw.shape[1:])), augment(number).torch())
+            for number, at in enumerate(positions)
+        ]
+        images = transform.augmented(raw, tuple(torch.cat(drawn) for drawn in zip(*draws, strict=True)))
+        index = torch.from_numpy(joined).to(self._device)
+        return images.to(device=self._device, dtype=self._dtype), self.targets.index_select(0, index)
+
     def everything(self) -> tuple[Any, Tensor]:
         """Return all inputs [n, ...], without augmentation, and all targets [n, ...]."""
         return self._convert(self._raw(self._indices), None, train=False), self.targets
@@ -175,6 +197,11 @@ class Batches:
     def at(self, position: int) -> tuple[Any, Tensor]:
         """Return inputs [B, ...] and targets [B, ...] of a step."""
         return self._shard.batch(self._order[position], lambda: stream(self._seed, "augment", *self._key, position))
+
+    def joined(self, first: int, steps: int) -> tuple[Any, Tensor]:
+        """Return inputs and targets of some steps, one after another [sum of B, ...]."""
+        order = self._order[first : first + steps]
+        return self._shard.batches(order, lambda number: stream(self._seed, "augment", *self._key, first + number))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,6 +95,7 @@ class Worker:
         index: The worker's number, from 0.
         tests: What clients test their own models on, where they do.
         make_lanes: Makes what steps clients together.
+        models_stay: Whole models stay where they were trained: the server, in this process, takes their mean there.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Worker:
         index: int = 0,
         tests: ClientTests | None = None,
         make_lanes: MakeLanes = Lanes,
+        models_stay: bool = False,
     ) -> None:
         self._side, self._data, self._layout, self.index, self._tests = side, data, layout, index, tests
         start_device(side.device)
@@ -122,14 +124,12 @@ class Worker:
         if side.device != "cpu":
             # Copied before: from shared memory arrays come read-only.
             self._images = on_device(as_tensors(np.array(data.images)), side.device)
-        self._template = model
-        self._full_slot = BoundModule(model, layout, side.device)
+        self._template, self._full_slot = model, BoundModule(model, layout, side.device)
         self._rounds: dict[int, LocalRound] = {}
-        self._attended: set[int] = set()
-        self._round = (0, 0)
+        self._attended, self._round = set[int](), (0, 0)
         self._exchange: Exchange = InPlace()
         # Where lanes must prove themselves first, segments say from then on how clients are stepped.
-        self._make_lanes = make_lanes
+        self._make_lanes, self._models_stay = make_lanes, models_stay
         self._lanes = None if side.lanes is None or side.lanes.proves else make_lanes(side, side.lanes)
         self._stepping: Stepping | None = None
 
@@ -165,8 +165,9 @@ class Worker:
         folded = len(segment.points) > 1
         # The lazy device does not turn float32 into float64 as it is copied, which the mean needs.
         home = self._side.device if self._exchange.on_device and self._side.device != "lazy" else "cpu"
-        # A copy, since the exchange writes each mean into it: a round begun anew starts from the caller's anchor.
-        current = anchor.to(home, copy=True) if folded else anchor
+        # Moved once, not for each client; a copy, where the exchange writes means into it. A codec counts on the CPU.
+        place = home if folded else "cpu" if self._side.codec.encodes else self._side.device
+        current = anchor.to(place, copy=folded)
         down, left = self._side.down_codec, segment.left
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, tasks, current, segment.version + number, memories)
@@ -314,7 +315,7 @@ class Worker:
 
     def _answer(self, segment: Segment, due: Sequence[int]) -> SegmentReply:
         # Ascending by client, so that sums over them come out the same however the clients lie.
-        replies = tuple(self._rounds[client].reply(leaves=segment.closes) for client in sorted(due))
+        replies = tuple(self._rounds[k].reply(leaves=segment.closes, on_device=self._models_stay) for k in sorted(due))
         totals: dict[int, RoundTotals] = {}
         memories: dict[int, State] = {}
         if segment.closes:

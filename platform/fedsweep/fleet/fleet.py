@@ -183,20 +183,31 @@ def _by_client(parts: Iterable[Mapping[int, _Part]]) -> dict[int, _Part]:
     return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
 
 
-def make_worker(experiment: Experiment, index: int = 0, make_lanes: MakeLanes = Lanes) -> Worker:
-    """Make a worker for an experiment's clients, in any process; ``index`` is its number, from 0."""
+def make_worker(
+    experiment: Experiment, index: int = 0, make_lanes: MakeLanes = Lanes, *, beside_server: bool = False
+) -> Worker:
+    """Make a worker for an experiment's clients, in any process or the server's; ``index`` is its number, from 0."""
     side, world, tests = client_side(experiment), experiment.world, None
     if experiment.method.evaluation.client_test() is not None:
         tests = ClientTests(images=world.test_images, labels=world.test_labels, indices=experiment.test_shares)
     model, layout = experiment.new_model(), experiment.layout
-    return Worker(side, world.data, model, layout=layout, index=index, tests=tests, make_lanes=make_lanes)
+    return Worker(
+        side,
+        world.data,
+        model,
+        layout=layout,
+        index=index,
+        tests=tests,
+        make_lanes=make_lanes,
+        models_stay=beside_server and experiment.device == "cuda" and experiment.method.averages_alone,
+    )
 
 
 class LocalFleet(Fleet):
     """All clients in this process, one after the other, or in lanes."""
 
     def __init__(self, experiment: Experiment, make_lanes: MakeLanes = Lanes) -> None:
-        self._worker = make_worker(experiment, make_lanes=make_lanes)
+        self._worker = make_worker(experiment, make_lanes=make_lanes, beside_server=True)
 
     @property
     def num_workers(self) -> int:

@@ -97,7 +97,33 @@ class Normalize(Transform):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlipCrop(Transform):
+class Augmentation(Transform):
+    """Draws for training images, and then moves their pixels: of several batches at once."""
+
+    pictures: ClassVar[bool] = True
+    moves_pixels: ClassVar[bool] = True
+
+    random: bool = field(default=True, init=False)
+    normalize: Normalize
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
+        if not train:
+            return self.normalize(images, generator=None, train=False)
+        if generator is None:
+            raise InvariantError(f"{type(self).__name__} draws at random for training and needs a generator")
+        return self.augmented(images, self.draw(images.shape, generator))
+
+    @abstractmethod
+    def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw for a batch of images ``[B, C, H, W]``; returns tensors ``[B, ...]`` on the CPU."""
+
+    @abstractmethod
+    def augmented(self, images: Tensor, draws: tuple[Tensor, ...]) -> Tensor:
+        """Return training inputs ``[B, C, H, W]`` for images and what was drawn for them; image by image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipCrop(Augmentation):
     """For training: a random horizontal flip, a random crop of the widened image, maybe a turn; then normalisation.
 
     Sources: DynamicFL, section 8 (CIFAR-10 and CIFAR-100: reflected by 4); NIID-Bench (Li et al., ICDE 2022), whose
@@ -111,43 +137,37 @@ class FlipCrop(Transform):
         max_degrees: Largest turn either way, >= 0, after the crop; the nearest pixel is taken, outside is black.
     """
 
-    pictures: ClassVar[bool] = True
-    moves_pixels: ClassVar[bool] = True
-
-    random: bool = field(default=True, init=False)
-    normalize: Normalize
     padding: int = 4
     black: bool = False
     max_degrees: float = 0.0
 
-    def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
-        if train:
-            images = self._augment(images, _needed(generator, self))
-        return self.normalize(images, generator=None, train=train)
-
-    def _augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Flip and crop as one gather: each output pixel's source row and column are computed, nothing is padded."""
-        batch, channels, height, width = images.shape
+    def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw how far each image is shifted down and right, whether it is flipped, and maybe its turn in -1..1."""
+        batch = shape[0]
         shifts = torch.randint(0, 2 * self.padding + 1, (2, batch, 1), generator=generator) - self.padding
         flipped = torch.rand(batch, 1, generator=generator) < 0.5
-        rows = torch.arange(height) + shifts[0]
-        columns = torch.arange(width) + shifts[1]
+        turns = [2 * torch.rand(batch, generator=generator) - 1] if self.max_degrees else []
+        return (*shifts, flipped, *turns)
+
+    def augmented(self, images: Tensor, draws: tuple[Tensor, ...]) -> Tensor:
+        """Flip and crop as one gather: each output pixel's source row and column are computed, nothing is padded."""
+        (batch, channels, height, width), device = images.shape, images.device
+        down, right, flipped, *turns = (drawn.to(device) for drawn in draws)
+        rows = torch.arange(height, device=device) + down
+        columns = torch.arange(width, device=device) + right
         columns = torch.where(flipped, width - 1 - columns, columns)
-        device = images.device
         places = _reflected(rows, height)[:, :, None] * width + _reflected(columns, width)[:, None, :]
-        flat = places.reshape(batch, 1, -1).expand(-1, channels, -1).to(device)
+        flat = places.reshape(batch, 1, -1).expand(-1, channels, -1)
         cropped = images.reshape(batch, channels, -1).gather(2, flat).reshape(images.shape)
         if self.black:
-            inside = _within(rows, height)[:, None, :, None] & _within(columns, width)[:, None, None, :]
-            cropped = cropped * inside.to(device)
-        if self.max_degrees:
-            turns = 2 * torch.rand(batch, generator=generator) - 1
-            cropped = _rotated(cropped.to(self.dtype), (turns * math.radians(self.max_degrees)).to(device, self.dtype))
-        return cropped
+            cropped = cropped * (_within(rows, height)[:, None, :, None] & _within(columns, width)[:, None, None, :])
+        for turn in turns:
+            cropped = _rotated(cropped.to(self.dtype), (turn * math.radians(self.max_degrees)).to(self.dtype))
+        return self.normalize(cropped, generator=None, train=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlipRotateJitterCrop(Transform):
+class FlipRotateJitterCrop(Augmentation):
     """FedStg's augmentation: flip, rotation, brightness and contrast jitter, random resized crop; then normalisation.
 
     Each step is torchvision's of the same name: the rotation takes the nearest pixel and fills with black; brightness
@@ -163,25 +183,20 @@ class FlipRotateJitterCrop(Transform):
         min_area: Smallest share of the image's area that a crop keeps, in (0, 1].
     """
 
-    pictures: ClassVar[bool] = True
-    moves_pixels: ClassVar[bool] = True
-
-    random: bool = field(default=True, init=False)
-    normalize: Normalize
     max_degrees: float = 15.0
     jitter: float = 0.2
     min_area: float = 0.8
 
-    def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
-        if not train:
-            return self.normalize(images, generator=None, train=False)
-        pixels = self._augment(images.to(self.dtype) / self.normalize.scale, _needed(generator, self))
-        return self.normalize(pixels * self.normalize.scale, generator=None, train=True)
+    def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw five numbers in 0..1 for each image, and the box of its crop."""
+        fives = torch.rand(5, shape[0], 1, 1, 1, generator=generator)
+        return (*fives, _crop_boxes(shape, self.min_area, generator).T)
 
-    def _augment(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        flipped, turn, brightness, contrast, order = torch.rand(5, len(pixels), 1, 1, 1, generator=generator).to(
-            dtype=pixels.dtype, device=pixels.device
-        )
+    def augmented(self, images: Tensor, draws: tuple[Tensor, ...]) -> Tensor:
+        """Return the images after all steps, in their order."""
+        pixels = images.to(self.dtype) / self.normalize.scale
+        *fives, boxes = draws
+        flipped, turn, brightness, contrast, order = (drawn.to(pixels.device, pixels.dtype) for drawn in fives)
         pixels = torch.where(flipped < 0.5, pixels.flip(-1), pixels)
         pixels = _rotated(pixels, (2 * turn - 1) * math.radians(self.max_degrees))
         brightness = 1 + (2 * brightness - 1) * self.jitter
@@ -189,7 +204,8 @@ class FlipRotateJitterCrop(Transform):
         brightness_first = order < 0.5
         pixels = torch.where(brightness_first, _brightened(pixels, brightness), _contrasted(pixels, contrast))
         pixels = torch.where(brightness_first, _contrasted(pixels, contrast), _brightened(pixels, brightness))
-        return _resized_crop(pixels, _crop_boxes(pixels.shape, self.min_area, generator))
+        pixels = _resized_crop(pixels, boxes.T)
+        return self.normalize(pixels * self.normalize.scale, generator=None, train=True)
 
 
 @lru_cache(maxsize=64)
@@ -201,12 +217,6 @@ def _affine_constants(
     deviations = torch.tensor(std, dtype=torch.float64)
     factor, offset = 1 / (scale * deviations), -means / deviations
     return factor.to(device, dtype)[:, None, None], offset.to(device, dtype)[:, None, None]
-
-
-def _needed(generator: torch.Generator | None, transform: Transform) -> torch.Generator:
-    if generator is None:
-        raise InvariantError(f"{type(transform).__name__} draws at random for training and needs a generator")
-    return generator
 
 
 def _reflected(positions: Tensor, size: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -202,6 +203,48 @@ def test_dropout_in_smaller_batches_is_each_clients_own() -> None:
     assert off(alone, together) <= 1e-12 and notes == []
 
 
+def test_dropout_of_maps_is_each_clients_own_however_they_lie_in_memory() -> None:
+    """On a CPU small networks of convolutions have their channels innermost, and dropout draws in memory's order."""
+    images, labels = tiny_pictures(20)
+    shape = (3, 32, 32)
+    networks: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        name = "fedsweep.bench.networks:SpeedCnn"
+        networks.append(build_model(name, input_shape=shape, num_classes=10, stream=stream(0, "m")))
+        return networks[-1]
+
+    work = tiny_experiment(
+        fedavg(),
+        build=build,
+        images=images,
+        labels=labels,
+        num_clients=3,
+        cohort_size=3,
+        rounds=1,
+        learning_rate=0.01,
+        batch_size=4,
+        local_steps=2,
+    )
+    alone, together, notes = both(work)
+    assert off(alone, together) <= 1e-5 and notes == []
+    assert networks[0].pixels_last
+
+
+@pytest.mark.parametrize("steps", [2, 3, 64])
+def test_batches_that_are_laid_out_together_are_those_of_each_step(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU many steps' batches are: smaller ones, clients that have no more, empty lanes and dropout among them."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+    work = in_lanes(experiment(fedavg(), build=build, optimizer=OPTIMIZERS["momentum"]), width=4)
+    one_by_one = run_rounds(local_engine(work))
+    monkeypatch.setattr(Tile, "_fitting_steps", lambda tile: steps)
+    engine = local_engine(work)
+    assert torch.equal(run_rounds(engine).vector, one_by_one.vector) and engine.notes == []
+
+
 class ThreeWorkers(LocalFleet):
     """Clients on three workers of this process, as on three actors: each has tiles of its own."""
 
@@ -287,7 +330,7 @@ def on_gpu(work: Experiment) -> Experiment:
     return replace(work, device="cuda")
 
 
-def pictured(name: str = "cnn", clients: int = 6) -> Experiment:
+def pictured(name: str = "cnn", clients: int = 6, *, double: bool = False) -> Experiment:
     images, labels = tiny_pictures(30)
     return tiny_experiment(
         fedprox(mu=0.1),
@@ -301,14 +344,18 @@ def pictured(name: str = "cnn", clients: int = 6) -> Experiment:
         batch_size=5,
         local_steps=6,
         optimizer=OPTIMIZERS["momentum"],
+        double=double,
     )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn", "feddhad_cnn", "convnet3", "vit_tiny"])
-def test_lanes_are_the_loop_on_a_gpu(name: str) -> None:
-    alone, together, notes = both(on_gpu(pictured(name)), width=6)
-    assert off(alone, together) <= 1e-5 and notes == []
+@pytest.mark.parametrize("double", [True, False])
+def test_lanes_are_the_loop_on_a_gpu(name: str, *, double: bool) -> None:
+    alone, together, notes = both(on_gpu(pictured(name, double=double)), width=6)
+    # In float32 cuDNN's kernels for several lanes round convnet3's maps otherwise: 6e-5 on an H200.
+    within = 1e-12 if double else 1e-4 if name == "convnet3" else 1e-5
+    assert off(alone, together) <= within and notes == []
 
 
 @pytest.mark.gpu
@@ -327,9 +374,9 @@ def test_a_lanes_bits_do_not_depend_on_who_shares_its_tile_on_a_gpu(name: str) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn", "convnet3", "vit_tiny"])
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn", "vit_tiny"])
 def test_halving_lanes_changes_no_bit_on_a_gpu(name: str) -> None:
-    """Where this fails, the number of lanes belongs to the result, as docs/speed.md says of the CPU."""
+    """Where this fails, the number of lanes belongs to the result, as docs/speed.md says of convnet3."""
     work = on_gpu(pictured(name))
     states = [run_rounds(local_engine(in_lanes(work, width))) for width in (6, 3)]
     assert torch.equal(states[0].vector, states[1].vector)
@@ -337,15 +384,21 @@ def test_halving_lanes_changes_no_bit_on_a_gpu(name: str) -> None:
 
 @pytest.mark.gpu
 def test_lanes_fit_into_a_gpus_memory_or_are_halved() -> None:
-    work = on_gpu(pictured("vgg11", clients=30))
-    free = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, 4 * 2**30 / free))
+    # The clients' values, state and anchors take 2 of the 4 GiB, and as many lanes of them another 4.
+    work = on_gpu(pictured("vgg11", clients=16))
+
+    def notes_with(lanes: LaneSettings) -> list[str]:
+        engine = local_engine(replace(work, lanes=lanes))
+        run_rounds(engine)
+        return engine.notes
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 4 * 2**30 / total))
     try:
-        fitted = local_engine(replace(work, lanes=LaneSettings(width=30, fits_memory=True)))
-        run_rounds(fitted)
-        halved = local_engine(in_lanes(work, width=30))
-        run_rounds(halved)
-        assert fitted.notes == [] and any("do not fit" in note for note in halved.notes)
+        assert notes_with(LaneSettings(width=16, fits_memory=True)) == []
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert any("do not fit" in note for note in notes_with(LaneSettings(width=16)))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 

@@ -30,12 +30,18 @@ class DropoutCall:
     Attributes:
         function: Which.
         shape: Of what it was given.
+        strides: How that lies in memory: numbers are drawn in the order of its places there.
         p: Share that is dropped.
     """
 
     function: Callable[..., Tensor]
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     p: float
+
+    def ones(self, like: Tensor) -> Tensor:
+        """Return ones in that shape, which lie as those did, of a tensor's type and device."""
+        return torch.empty_strided(self.shape, self.strides, dtype=like.dtype, device=like.device).fill_(1)
 
 
 class _Intercepted(TorchFunctionMode):
@@ -57,12 +63,12 @@ class _Intercepted(TorchFunctionMode):
         return self._answer(func, arguments["input"], arguments.get("p", 0.5))
 
 
-def drawn_shapes(module: nn.Module, values: ParamTree, inputs: Inputs) -> list[DropoutCall]:
+def dropout_calls(module: nn.Module, values: ParamTree, inputs: Inputs) -> list[DropoutCall]:
     """Return the network's draws in a forward pass, in order; its values may be changed."""
     draws: list[DropoutCall] = []
 
     def note(function: Callable[..., Tensor], tensor: Tensor, p: float) -> Tensor:
-        draws.append(DropoutCall(function, tuple(tensor.shape), p))
+        draws.append(DropoutCall(function, tuple(tensor.shape), tensor.stride(), p))
         return tensor
 
     module.train()
@@ -75,28 +81,28 @@ class LaneDraws:
     """The noise of one step for K lanes.
 
     Args:
-        shapes: What the network draws for one client's full batch.
+        calls: What the network draws for one client's full batch.
         make: Makes a tensor of zeros [K, ...].
 
     Attributes:
         noise: What the network's activations are multiplied with, for each draw [K, ...].
     """
 
-    def __init__(self, shapes: Sequence[DropoutCall], make: Callable[..., Tensor]) -> None:
-        self._shapes = shapes
-        self.noise = [make(*drawn.shape) for drawn in shapes]
+    def __init__(self, calls: Sequence[DropoutCall], make: Callable[..., Tensor]) -> None:
+        self._calls = calls
+        self.noise = [make(*call.shape) for call in calls]
+        self._ones = [call.ones(noise) for call, noise in zip(calls, self.noise, strict=True)]
 
-    def draw(self, lane: int, seed: int, size: int) -> None:
-        """Draw a lane's noise for a batch of ``size`` samples; the network draws something."""
-        seed_draws(seed, self.noise[0].device.type)
-        for noise, drawn in zip(self.noise, self._shapes, strict=True):
-            ones = torch.ones(size, *drawn.shape[1:], dtype=noise.dtype, device=noise.device)
-            noise[lane, :size].copy_(drawn.function(ones, drawn.p, True))
+    def draw(self, places: Sequence[Tensor], seed: int) -> None:
+        """Draw the noise of one client's batch into places [B or fewer, ...], of which there are some."""
+        seed_draws(seed, places[0].device.type)
+        for place, call, ones in zip(places, self._calls, self._ones, strict=True):
+            place.copy_(call.function(ones[: len(place)], call.p, True))
 
     @contextlib.contextmanager
     def replaying(self, noise: Sequence[Tensor]) -> Iterator[None]:
         """Replace the network's draws, within it, by one lane's noise, in the order of the draws."""
-        if not self._shapes:
+        if not self._calls:
             yield
             return
         rest = iter(noise)

@@ -36,7 +36,8 @@ class Lane:
         learning_rate: The round's.
         first: Number within the round of the first step that is due.
         sizes: Samples of each step that is due.
-        batch: Inputs and targets of a step, by its number within the round.
+        batches: Inputs and targets of some steps, one after another [sum of B, ...], by the number of the first within
+            the round and how many they are.
         seed: Of the network's own draws, likewise.
     """
 
@@ -50,7 +51,7 @@ class Lane:
     learning_rate: float
     first: int
     sizes: Sequence[int]
-    batch: Callable[[int], tuple[Inputs, Tensor]]
+    batches: Callable[[int, int], tuple[Inputs, Tensor]]
     seed: Callable[[int], int]
 
     @property

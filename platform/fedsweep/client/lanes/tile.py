@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedsweep.client.lanes.draws import LaneDraws, drawn_shapes
+from fedsweep.client.lanes.draws import LaneDraws, dropout_calls
 from fedsweep.client.lanes.lane import TENSOR, Lane
 from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.recording import Recording
@@ -29,12 +29,14 @@ from fedsweep.client.lazy_device import compute_lazily_asked
 from fedsweep.client.messages import ClientSide
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream
-from fedsweep.trees import ParamTree, all_of, each
+from fedsweep.trees import Inputs, ParamTree, all_of, each
 
 # Rows begin at multiples of this many values: no kernel sees one lane at another alignment than the next.
 _ALIGNED = 16
 # What F.cross_entropy leaves out of its mean.
 _NO_TARGET = -100
+# On a GPU, where each operation is a launch, batches of so many bytes are laid out at once, of so many steps at most.
+_STAGED_BYTES, _STAGED_STEPS = 256 * 2**20, 64
 
 
 class _Seen:
@@ -79,7 +81,7 @@ class Tile:
         self._params, self._grads, self._buffers = self._bound()
         tensors, (self._spec, self._others) = pattern.companions()
         self._companions = [self._zeros(*t.shape, dtype=t.dtype) for t in tensors]
-        (inputs, targets), size = pattern.batch(pattern.first), pattern.batch_size
+        (inputs, targets), size = pattern.batches(pattern.first, 1), pattern.batch_size
         self._inputs = each(lambda values: self._zeros(size, *values.shape[1:], dtype=values.dtype), inputs)
         self._targets = self._zeros(size, *targets.shape[1:], dtype=targets.dtype)
         self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
@@ -89,10 +91,26 @@ class Tile:
         if self._eval_copy is not None:
             self._eval_copy()  # made now: in a lane the module has no values that could be copied
         # Of a full batch, which the first one need not be; on a copy, since batch norm's statistics move in it.
-        full = each(lambda values: values[:1].expand(size, *values.shape[1:]), inputs)
-        shapes = drawn_shapes(pattern.slot.module, layout.model(pattern.vector.clone()), full)
-        self._draws = LaneDraws(shapes, self._zeros)
+        full = each(lambda values: values[:1].expand(size, *values.shape[1:]).contiguous(), inputs)
+        calls = dropout_calls(pattern.slot.module, layout.model(pattern.vector.clone()), full)
+        self._draws = LaneDraws(calls, self._zeros)
         self._recorded: dict[bool, Recording] = {}
+        self._lanes: list[Lane] = []
+        # What differs from step to step [K, ...], and the same of the steps that are laid out [T, K, ...].
+        self._batch = [*all_of(self._inputs), self._targets, *self._draws.noise]
+        self._places = [*self._batch, self._facts["position"], self._active]
+        self._num_staged = self._fitting_steps()
+        if self._num_staged > 1:
+            self._staged = [place.new_zeros(self._num_staged, *place.shape) for place in self._places]
+        else:
+            self._staged = [place.unsqueeze(0) for place in self._places]
+
+    def _fitting_steps(self) -> int:
+        """Return T: how many steps' batches are laid out at once."""
+        if self._device.type != "cuda":
+            return 1
+        step_bytes = sum(place.numel() * place.element_size() for place in self._batch)
+        return max(1, min(_STAGED_STEPS, _STAGED_BYTES // step_bytes))
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(self._width, *shape, dtype=dtype or self._layout.dtype, device=self._device)
@@ -131,6 +149,7 @@ class Tile:
             for place, value in zip(places, before, strict=True):
                 place.copy_(value)
             raise
+        self._lanes = []  # they hold their clients' memory, of which a GPU has little
         return losses, hits
 
     def _step_at(self, tick: int) -> tuple[Tensor, Tensor]:
@@ -176,27 +195,36 @@ class Tile:
             self._optimizer.store(k, lane.optimizer.live())
 
     def _next_batch(self, tick: int) -> bool:
-        """Lay out the batches of the step ``tick``, counted from the first that is due; says whether some have none."""
-        has_one = [tick < len(lane.sizes) for lane in self._lanes]
+        """Put the batches of the step ``tick`` in place, counted from the first due; says whether some have none."""
+        at = tick % self._num_staged
+        if not at:
+            self._stage(tick)
+        if self._num_staged > 1:
+            for place, staged in zip(self._places, self._staged, strict=True):
+                place.copy_(staged[at])
+        return any(tick >= len(lane.sizes) for lane in self._lanes)
+
+    def _stage(self, tick: int) -> None:
+        """Lay out the batches of T steps from ``tick`` on."""
+        *staged, positions, active = self._staged
+        num_inputs = len(all_of(self._inputs))
         for k, lane in enumerate(self._lanes[: self._num_clients]):
-            if not has_one[k]:
+            sizes = lane.sizes[tick : tick + self._num_staged]
+            if not sizes:
                 continue  # it goes on with its last batch, to no effect
-            position, size = lane.first + tick, lane.sizes[tick]
-            inputs, targets = lane.batch(position)
-            for rows, values in zip(all_of(self._inputs), all_of(inputs), strict=True):
-                rows[k, :size].copy_(values)
-                if size < lane.batch_size:
-                    rows[k, size:] = values[0]
-            self._targets[k, :size].copy_(targets)
-            if size < lane.batch_size:
-                self._targets[k, size:] = _NO_TARGET
-            if self._draws.noise:
-                self._draws.draw(k, lane.seed(position), size)
-        for rows in (*all_of(self._inputs), self._targets, *self._draws.noise):
-            rows[self._num_clients :] = rows[0]
-        self._facts["position"].copy_(torch.tensor([lane.first + tick for lane in self._lanes]))
-        self._active.copy_(torch.tensor(has_one))
-        return not all(has_one)
+            inputs, targets = lane.batches(lane.first + tick, len(sizes))
+            if min(sizes) < lane.batch_size:
+                inputs, targets = _filled_up(inputs, targets, sizes, lane.batch_size)
+            for rows, values in zip(staged, (*all_of(inputs), targets), strict=False):
+                rows[: len(sizes), k].copy_(values.view(len(sizes), *rows.shape[2:]))
+            for step, size in enumerate(sizes if self._draws.noise else ()):
+                noise = [rows[step, k, :size] for rows in staged[num_inputs + 1 :]]
+                self._draws.draw(noise, lane.seed(lane.first + tick + step))
+        for rows in staged:
+            rows[:, self._num_clients :] = rows[:, :1]
+        steps = torch.arange(tick, tick + self._num_staged).unsqueeze(1)
+        positions.copy_(steps + torch.tensor([lane.first for lane in self._lanes]))
+        active.copy_(steps < torch.tensor([len(lane.sizes) for lane in self._lanes]))
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -309,6 +337,17 @@ class Tile:
             step.memory = memories[term.name]
             yield term
         step.memory = cast(Memory, memories)
+
+
+def _filled_up(inputs: Inputs, targets: Tensor, sizes: Sequence[int], size: int) -> tuple[Inputs, Tensor]:
+    """Fill batches [sum of sizes, ...] up with their first sample, and with no targets, to one size each."""
+    starts = torch.tensor([0, *sizes]).cumsum(0)[:-1].unsqueeze(1)
+    offsets = torch.arange(size).expand(len(sizes), -1)
+    missing = offsets >= torch.tensor(sizes).unsqueeze(1)
+    index = (starts + offsets.masked_fill(missing, 0)).flatten().to(targets.device)
+    targets = targets.index_select(0, index)
+    targets[missing.flatten().to(targets.device)] = _NO_TARGET
+    return each(lambda values: values.index_select(0, index), inputs), targets
 
 
 def _facts(lane: Lane) -> dict[str, Tensor]:
