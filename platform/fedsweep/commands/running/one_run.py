@@ -14,6 +14,7 @@ import typer
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, is_interrupted
 from fedsweep.commands.terminal.output import command, is_plain, note
 from fedsweep.errors import ConfigError, DataError
+from fedsweep.results.texts import megabytes_text
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -139,7 +140,7 @@ def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
     parts = [
         f"{result['rounds']} rounds" + ("" if result["stopped_by"] == "rounds" else f" ({result['stopped_by']})"),
         measured,
-        f"{result['total_bytes'] / 1e6:.1f} MB sent" + ("" if ratio is None else f" (ratio {ratio:.4f})"),
+        f"{megabytes_text(result['total_bytes'])} MB sent" + ("" if ratio is None else f" (ratio {ratio:.4f})"),
         f"{result['wall_time_s']:.1f} s",
     ]
     return f"{result['status']}: {', '.join(parts)}; in {folder}; compare: {opened_by}"

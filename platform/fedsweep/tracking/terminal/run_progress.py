@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsweep.driver.observers import Observer, RunInfo
+from fedsweep.results.texts import megabytes_text
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -73,7 +74,7 @@ class Standing:
         self._seconds.append(record.wall_time_s + record.eval_time_s)
         loss = record.test_loss if record.test_loss is not None else record.train_loss
         figures = (_figure(value, "%.4f"), _figure(self.best, "%.4f"), _figure(loss, "%.4g"))
-        sent = (_figure(self.total_bytes / 1e6, "%.1f"), _figure(record.comm_ratio, "%.4f"))
+        sent = (megabytes_text(self.total_bytes), _figure(record.comm_ratio, "%.4f"))
         return dict(zip(_HEADINGS, (str(record.round), *figures, *sent, f"{self.pace:.2f}"), strict=True))
 
     @property

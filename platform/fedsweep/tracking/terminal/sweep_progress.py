@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fedsweep.results.texts import megabytes_text
+
 _WAITING, _RUNNING = "waiting", "running"
 _ORDER = {_RUNNING: 0, "failed": 1, "finished": 2, _WAITING: 3}
 _SHOWN = 16
@@ -32,7 +34,7 @@ class TrialState:
         status: ``waiting``, ``running``, ``finished`` or ``failed``.
         round: The last.
         metric: The sweep's first metric; NaN as long as it is unknown.
-        megabytes: Sent so far.
+        total_bytes: Sent so far.
         changed: When it last changed.
         was_there: It had finished before this sweep went on.
     """
@@ -43,7 +45,7 @@ class TrialState:
     status: str = _WAITING
     round: int = 0
     metric: float = float("nan")
-    megabytes: float = 0.0
+    total_bytes: float = 0.0
     changed: float = 0.0
     was_there: bool = False
 
@@ -94,7 +96,7 @@ class SweepProgress:
             status=_RUNNING,
             round=int(result.get("round", 0)),
             metric=float("nan") if value is None else float(value),
-            megabytes=result.get("total_bytes", 0) / 1e6,
+            total_bytes=result.get("total_bytes", 0),
         )
 
     def told(self, name: str, text: str) -> None:
@@ -151,7 +153,8 @@ class PlainSweepProgress(SweepProgress):
         state = self._trials[name]
         if state.was_there:
             return
-        figures = f"{state.round} rounds, {self._metric} {_figure(state.metric, '.4g')}, {state.megabytes:.1f} MB sent"
+        metric, sent = _figure(state.metric, ".4g"), megabytes_text(state.total_bytes)
+        figures = f"{state.round} rounds, {self._metric} {metric}, {sent} MB sent"
         self.say(f"{self._counts()}: {self._named(name)}: {status}{f' ({remark})' if remark else ''}, {figures}")
 
     def say(self, text: str) -> None:
@@ -192,7 +195,11 @@ class LiveSweepProgress(SweepProgress):
         for state in self._shown():
             style = {"failed": "red", _RUNNING: "", "finished": "green"}.get(state.status, "dim")
             seed = "-" if state.seed is None else str(state.seed)
-            figures = (f"{state.round}/{state.planned}", _figure(state.metric, ".4f"), f"{state.megabytes:.1f}")
+            figures = (
+                f"{state.round}/{state.planned}",
+                _figure(state.metric, ".4f"),
+                megabytes_text(state.total_bytes),
+            )
             table.add_row(Text(state.label), seed, state.status, *figures, style=style)
         return Group(table, Text(counts))
 
