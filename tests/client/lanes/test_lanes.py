@@ -411,6 +411,10 @@ def test_the_mean_on_a_gpu_has_the_bits_of_the_mean_on_the_cpu() -> None:
     weighted_mean(rows, weights, here)
     weighted_mean([row.cuda() for row in rows], weights, there)
     assert torch.equal(here, there.cpu())
+    # The server's model lies on the CPU, as an idle client's does.
+    mixed = torch.empty(40_000)
+    weighted_mean([rows[0], *(row.cuda() for row in rows[1:])], weights, mixed)
+    assert torch.equal(here, mixed)
 
 
 # -- what can't be had -----------------------------------------------------------------------------------------------
