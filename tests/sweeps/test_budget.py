@@ -23,6 +23,7 @@ from fedsweep.sweeps.budget.spending import Spending
 from fedsweep.sweeps.budget.study_clock import ELAPSED, StudyClock, elapsed_seconds
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
+from fedsweep.sweeps.schedulers import ListedTrials
 from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.sweeps.trial import ActiveTrial, _limited
 
@@ -122,6 +123,32 @@ def test_a_resumed_study_counts_what_was_spent_and_may_get_more(tmp_path: Path, 
     tree["training"]["rounds"] = 4
     with pytest.raises(ConfigError, match="differs in training"):
         study.folder.check_same(load_config(tree).given)
+
+
+def test_what_a_failed_trial_has_spent_counts_whether_it_goes_on_or_not(tmp_path: Path, tiny: TinySweep) -> None:
+    each = prepared(tiny(SEEDS, rounds=4, budget={"total_bytes": "1 GB"}), tmp_path / "a").allowance
+    assert each is not None
+    whole = each.planned(each.entries[0]).total_bytes
+    tree = tiny(SEEDS, rounds=4, budget={"total_bytes": 3 * whole})
+    study = prepared(tree, tmp_path / "s")
+    study.folder.create(study.plan, config_yaml=None, overwrite=False)
+    for entry, rounds in zip(study.entries, (4, 1, 1, 4), strict=True):
+        trial = ActiveTrial(replace(study.describe(entry)["spec"], report_every_s=0.0))
+        reports = [trial.step() for _ in range(rounds)]
+        if not reports[-1]["done"]:
+            trial._end("failed", "its data ended")
+    again = prepared(tree, tmp_path / "s", resume=True)
+    assert again.allowance is not None and 2.5 * whole < again.spent.total_bytes < 2.6 * whole
+    assert [entry.trial.number for entry in again.allowance.affordable()] == [1, 4] and again.is_done
+    feed = ListedTrials(again)
+    for trial_id in ("a", "b"):
+        feed.suggest(trial_id)
+    assert feed.suggest("c") == "FINISHED"
+    tree["sweep"]["budget"] = {"total_bytes": again.spent.total_bytes + whole}
+    more = prepared(tree, tmp_path / "s", resume=True)
+    assert more.allowance is not None and [e.trial.number for e in more.allowance.affordable()] == [1, 4, 2]
+    play(more)
+    assert more.spent.total_bytes <= tree["sweep"]["budget"]["total_bytes"]
 
 
 def test_runs_taken_over_cost_the_study_nothing(tmp_path: Path, tiny: TinySweep) -> None:

@@ -159,7 +159,7 @@ class ListedTrials(Feed):
         beside = NOTHING if allowance is None else allowance.committed(self._begun, self._settled)
         for entry in self._waiting:
             done = entry.trial.number in self._done
-            if done or allowance is None or allowance.has_room(allowance.planned(entry), beside):
+            if done or allowance is None or allowance.can_begin(entry, beside):
                 self._waiting.remove(entry)
                 self._begun.append(entry)
                 self._settled |= {entry.trial.number} if done else set()

@@ -71,16 +71,12 @@ def print_sweep(prepared: PreparedSweep, *, there: Collection[Path]) -> None:
 
 def print_budget(prepared: PreparedSweep) -> None:
     """Print which trials the study's budget has room for, and what they are planned to spend of it."""
-    from fedsweep.sweeps.budget.spending import Spending
-
     allowance, budget = prepared.allowance, prepared.config.sweep.budget
     assert allowance is not None and budget is not None
     texts = [f"{budget.hours:g} hours under way"] if budget.hours is not None else []
     if prepared.entries:
         begun = allowance.affordable()
-        planned = sum(
-            (allowance.in_the_end(e, settled=prepared.folder.has_finished(e.trial)) for e in begun), Spending()
-        )
+        planned = allowance.committed(begun, {e.trial.number for e in begun if prepared.folder.has_finished(e.trial)})
         left_out = [entry.trial.folder for entry in prepared.entries if entry not in begun]
         how = (
             "told exactly before training" if planned.is_exact else "estimated; trials end where they would spend more"

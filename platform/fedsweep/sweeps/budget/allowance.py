@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedsweep.config.sweep import StudyBudget
 from fedsweep.sweeps.budget.spending import Spending, spent_in
@@ -31,6 +31,7 @@ class Allowance:
     plan: Callable[[PreparedTrial], Spending]
     _planned: dict[str, Spending] = field(default_factory=dict)
     _spent: dict[str, Spending] = field(default_factory=dict)
+    _before: dict[str, Spending] = field(default_factory=dict)
 
     def planned(self, entry: PreparedTrial) -> Spending:
         """Return what a trial will spend.
@@ -57,14 +58,42 @@ class Allowance:
             self._spent[name] = self.planned(entry) if spent is None else spent
         return self._spent[name]
 
+    def _spent_before(self, entry: PreparedTrial) -> Spending:
+        """Return what a trial that is not under way has spent: it may have failed, or been put away."""
+        name = entry.trial.folder
+        if name in self._spent:
+            return self._spent[name]
+        if name not in self._before:
+            self._before[name] = spent_in(self.folder.trial_path(entry.trial)) or NOTHING
+        return self._before[name]
+
     def committed(self, begun: Sequence[PreparedTrial], settled: Collection[int]) -> Spending:
-        """Add up what trials will have spent in the end, where those of the ``settled`` numbers have ended."""
-        parts = (self.in_the_end(entry, settled=entry.trial.number in settled) for entry in begun)
-        return sum(parts, NOTHING)
+        """Add up what trials will have spent in the end, where those of the ``settled`` numbers have ended.
+
+        Of trials that have not begun it is what they spent before the sweep was resumed.
+        """
+        parts = [self.in_the_end(entry, settled=entry.trial.number in settled) for entry in begun]
+        numbers = {entry.trial.number for entry in begun}
+        before = [self._spent_before(entry) for entry in self.entries if entry.trial.number not in numbers]
+        return sum([*parts, *before], NOTHING)
 
     def has_room(self, more: Spending, beside: Spending) -> bool:
         """Check that a trial fits beside what is committed."""
         return (beside + more).fits(self.budget)
+
+    def can_begin(self, entry: PreparedTrial, beside: Spending) -> bool:
+        """Check that one of the trials fits beside what is committed, where what it has spent already is."""
+        return self.has_room(self._rest(entry), beside)
+
+    def _rest(self, entry: PreparedTrial) -> Spending:
+        """Return what a trial will spend beyond what it has."""
+        planned, before = self.planned(entry), self._spent_before(entry)
+        return replace(
+            planned,
+            total_bytes=planned.total_bytes - before.total_bytes,
+            sim_time_s=planned.sim_time_s - before.sim_time_s,
+            trials=planned.trials - before.trials,
+        )
 
     def affordable(self) -> list[PreparedTrial]:
         """Return the trials that fit if each costs what is planned, those that have finished first.
@@ -74,9 +103,9 @@ class Allowance:
         done = [entry for entry in self.entries if self.folder.has_finished(entry.trial)]
         begun, spent = [*done], self.committed(done, {entry.trial.number for entry in done})
         for entry in self.entries:
-            if entry not in done and self.has_room(more := self.planned(entry), spent):
+            if entry not in done and self.can_begin(entry, spent):
                 begun.append(entry)
-                spent += more
+                spent += self._rest(entry)
         return begun
 
     def estimated_count(self, samples: Sequence[PreparedTrial]) -> float:
