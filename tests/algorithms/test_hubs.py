@@ -23,8 +23,10 @@ from fedsweep.algorithms.feddhad.decentralized import aedfl_feddhad
 from fedsweep.algorithms.hierfavg import hierfavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components import Uniform
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.hubs.merging import consensus_distance
 from fedsweep.errors import ConfigError
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.testing import golden_problem, local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.testing.subject import small_network
@@ -62,6 +64,16 @@ def test_dfedavgm_is_dpsgd_with_momentum_that_begins_anew() -> None:
     expected = end(dpsgd(), ring(num_clients=6), double=True, optimizer=MOMENTUM)
     assert (own - expected).abs().max() < 1e-12
     assert (own - end(dpsgd(), ring(num_clients=6), double=True)).abs().max() > 1e-3
+
+
+def test_a_model_that_meets_no_other_leaves_the_device_on_which_it_was_trained() -> None:
+    """Where the server takes means on a GPU, models stay there; what it keeps of them does not."""
+    work = world(dpsgd(), NOBODY)
+    fleet = LocalFleet(replace(work, device="lazy"))
+    fleet._worker._models_stay = True
+    state = run_rounds(Engine(work, fleet))
+    assert {own.vector.device.type for own in state.models.values()} == {"cpu"}
+    assert torch.allclose(state.vector, end(dpsgd(), NOBODY), atol=1e-6)
 
 
 @pytest.mark.parametrize("graph", [ring(num_clients=6), exponential(num_clients=6), complete(num_clients=6)])

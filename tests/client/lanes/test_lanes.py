@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.catalog import build_method
+from fedsweep.client.lanes import gpu_memory
 from fedsweep.client.lanes.gpu_memory import lanes_that_fit
+from fedsweep.client.lanes.grouping import Lanes
+from fedsweep.client.lanes.lane import Lane
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
@@ -201,6 +205,37 @@ def test_dropout_in_smaller_batches_is_each_clients_own() -> None:
 
     alone, together, notes = both(experiment(fedavg(), build=build, double=True))
     assert off(alone, together) <= 1e-12 and notes == []
+
+
+class WithPlaces(nn.Module):
+    """Dropout of a parameter, as of places in a sequence, or of a sequence whose places come before its samples."""
+
+    def __init__(self, *, of_samples: bool) -> None:
+        super().__init__()
+        self.of_samples = of_samples
+        self.first, self.head = nn.Linear(1, 8), nn.Linear(8, 4)
+        self.places = nn.Parameter(torch.ones(6, 1, 8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        steps = self.first(inputs.flatten(1).T.unsqueeze(-1))  # [6, B, 8]
+        dropped = steps if self.of_samples else self.places
+        dropped = nn.functional.dropout(dropped, 0.5, self.training)
+        return cast(Tensor, self.head((dropped if self.of_samples else steps + dropped).relu().mean(0)))
+
+
+@pytest.mark.parametrize("batch_size", [4, 8])
+@pytest.mark.parametrize("sizes", [(8,) * 6, (5,) * 6])
+@pytest.mark.parametrize("of_samples", [True, False])
+def test_dropout_of_what_is_no_row_per_sample_is_each_clients_own(
+    batch_size: int, sizes: tuple[int, ...], *, of_samples: bool
+) -> None:
+    work = experiment(
+        fedavg(), build=lambda: WithPlaces(of_samples=of_samples), batch_size=batch_size, sizes=sizes, double=True
+    )
+    alone, together, notes = both(work)
+    assert off(alone, together) <= 1e-12
+    smaller = of_samples and sizes[0] % batch_size
+    assert len(notes) == bool(smaller) and all("does not go sample by sample" in note for note in notes)
 
 
 def test_dropout_of_maps_is_each_clients_own_however_they_lie_in_memory() -> None:
@@ -502,6 +537,40 @@ def test_lanes_that_do_not_fit_into_memory_are_halved(monkeypatch: pytest.Monkey
         "lanes: 12 do not fit into the device's memory: 6 at once from now on",
         "lanes: 6 do not fit into the device's memory: 3 at once from now on",
     ]
+
+
+def test_a_first_tile_has_as_many_clients_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside their optimisers' state, which is there before the memory is looked at."""
+    work = experiment(fedprox(mu=0.1), optimizer=OPTIMIZERS["momentum"])
+    expected = run_rounds(local_engine(in_lanes(work, width=3)))
+    with_state: list[int] = []
+
+    def peak(tile: Tile, lane: Lane) -> int:
+        with_state.append(sum("as_torch" in vars(other.optimizer) for other in waiting))
+        return 10 + tile._width
+
+    take, waiting = Lanes.take, list[Lane]()
+    monkeypatch.setattr(Lanes, "take", lambda self, lanes: (waiting.extend(lanes), take(self, lanes))[1])
+    monkeypatch.setattr(Tile, "peak_memory", peak)
+    monkeypatch.setattr(gpu_memory, "device_memory", lambda: 18.0)
+    engine = local_engine(replace(work, lanes=LaneSettings(width=5, fits_memory=True)))
+    assert torch.equal(run_rounds(engine).vector, expected.vector) and engine.notes == []
+    assert with_state == [5, 5]
+
+
+def test_a_tile_that_failed_is_not_kept_with_what_its_clients_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors: list[weakref.ref[Tensor]] = []
+
+    def failing(tile: Tile, *, idle: bool) -> tuple[Tensor, Tensor]:
+        vectors.extend(weakref.ref(lane.vector) for lane in tile._lanes)
+        raise ValueError("no step")
+
+    monkeypatch.setattr(Tile, "_taken", failing)
+    engine = local_engine(in_lanes(experiment(fedavg(), num_clients=5)))
+    run_rounds(engine)
+    assert len(engine.notes) == 1 and "no step" in engine.notes[0]
+    gc.collect()
+    assert vectors and all(vector() is None for vector in vectors)
 
 
 def test_lanes_fill_the_memory_that_there_is_with_equally_full_tiles() -> None:

@@ -82,22 +82,40 @@ class LaneDraws:
 
     Args:
         calls: What the network draws for one client's full batch.
+        size: Samples of that.
         make: Makes a tensor of zeros [K, ...].
 
     Attributes:
         noise: What the network's activations are multiplied with, for each draw [K, ...].
     """
 
-    def __init__(self, calls: Sequence[DropoutCall], make: Callable[..., Tensor]) -> None:
+    def __init__(self, calls: Sequence[DropoutCall], size: int, make: Callable[..., Tensor]) -> None:
         self._calls = calls
         self.noise = [make(*call.shape) for call in calls]
         self._ones = [call.ones(noise) for call, noise in zip(calls, self.noise, strict=True)]
+        # By the size of a batch: of each draw what is drawn of a full one's, from its beginning.
+        self._parts: dict[int, list[Tensor]] = {size: self._ones}
 
-    def draw(self, places: Sequence[Tensor], seed: int) -> None:
-        """Draw the noise of one client's batch into places [B or fewer, ...], of which there are some."""
+    def knows(self, size: int) -> bool:
+        """Tell whether it is known what the network draws for a batch of so many samples."""
+        return size in self._parts
+
+    def note(self, size: int, calls: Sequence[DropoutCall]) -> None:
+        """Take note of what the network draws for a smaller batch.
+
+        Raises:
+            RuntimeError: It is not the first of what it draws for a full one.
+        """
+        pairs = [*zip(calls, self._ones, strict=True)]
+        if any(call.shape not in (ones.shape, (size, *ones.shape[1:])) for call, ones in pairs):
+            raise RuntimeError("its dropout does not go sample by sample, and some batches are smaller")
+        self._parts[size] = [ones[: call.shape[0]] for call, ones in pairs]
+
+    def draw(self, places: Sequence[Tensor], seed: int, size: int) -> None:
+        """Draw the noise of one client's batch of a known size into places for a full one [B, ...]; there are some."""
         seed_draws(seed, places[0].device.type)
-        for place, call, ones in zip(places, self._calls, self._ones, strict=True):
-            place.copy_(call.function(ones[: len(place)], call.p, True))
+        for place, call, ones in zip(places, self._calls, self._parts[size], strict=True):
+            place[: len(ones)].copy_(call.function(ones, call.p, True))
 
     @contextlib.contextmanager
     def replaying(self, noise: Sequence[Tensor]) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -18,12 +19,20 @@ _MEMORY_SHARE = 0.8
 _UNPROBED = 8
 
 
-def lanes_for_memory(side: ClientSide, pattern: Lane, wanted: int) -> tuple[int, tuple[str, ...]]:
+def lanes_for_memory(side: ClientSide, waiting: Sequence[Lane], wanted: int) -> tuple[int, tuple[str, ...]]:
     """Return as many lanes as the device's memory has room for, at most those wanted, and what was in the way.
 
     Where it can't be looked at, few: what does not fit after all is halved.
+
+    Args:
+        side: The experiment's client side.
+        waiting: All clients that are to be stepped.
+        wanted: Lanes, if possible.
     """
+    pattern = waiting[0]
     try:
+        for lane in waiting:
+            lane.optimizer.live()  # made when it is first wanted, and it stays beside the tiles
         # Of two widths, so that what a process holds anyway is not counted for each lane.
         few, many = (Tile(side, pattern, width).peak_memory(pattern) for width in _PROBED)
         total = device_memory()

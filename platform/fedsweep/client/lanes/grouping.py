@@ -70,15 +70,19 @@ class Lanes:
             # Those with equally many steps side by side, so that few lanes idle.
             waiting = sorted(group, key=lambda lane: (-len(lane.sizes), lane.facts.client))
             while waiting and key not in self._refused:
-                done = self._together(key, waiting[: self._width])
+                done = self._together(key, waiting)
                 taken |= done
                 waiting = waiting[len(done) :]
         return taken
 
-    def _together(self, key: Hashable, lanes: Sequence[Lane]) -> dict[Lane, Taken]:
-        """Return the steps of a tile's clients; nothing where they have to be tried again, or can't be had."""
+    def _together(self, key: Hashable, waiting: Sequence[Lane]) -> dict[Lane, Taken]:
+        """Return the steps of the first of some clients, as many as a tile has room for.
+
+        Nothing where they have to be tried again, or can't be had.
+        """
         try:
-            tile = self._tile(key, lanes[0])
+            tile = self._tile(key, waiting)
+            lanes = waiting[: self._width]  # only now: the first tile says how many there are
             losses, hits = tile.run(lanes)
         except NotRecorded as error:
             self._records = False
@@ -91,6 +95,7 @@ class Lanes:
                 return {}
             # Whatever it is, no client has been changed: one by one it comes out as a client's error, or does not.
             self._refused[key] = _why(error)
+            self._tiles.pop(key, None)  # it holds its clients' memory
             self._note(one_by_one_note(self._refused[key]))
             return {}
         return {
@@ -105,15 +110,15 @@ class Lanes:
         before, self._width = self._width, -(-self._width // 2)
         self._note(f"lanes: {before} do not fit into the device's memory: {self._width} at once from now on")
 
-    def _tile(self, key: Hashable, pattern: Lane) -> Tile:
+    def _tile(self, key: Hashable, waiting: Sequence[Lane]) -> Tile:
         if not self._is_fitted:
-            self._width, notes = lanes_for_memory(self._side, pattern, self._width)
+            self._width, notes = lanes_for_memory(self._side, waiting, self._width)
             self._is_fitted = True
             for text in notes:
                 self._note(text)
         tile = self._tiles.pop(key, None)
         if tile is None:
-            tile = Tile(self._side, pattern, self._width, records=self._records)
+            tile = Tile(self._side, waiting[0], self._width, records=self._records)
             for old in [*self._tiles][: len(self._tiles) + 1 - _KEPT_TILES]:
                 del self._tiles[old]
         self._tiles[key] = tile  # the one that was used last comes last

@@ -54,10 +54,11 @@ class _Proof:
         if not lanes:
             return self._chosen("loop")
         if self._settings.fits_memory:
-            self._width, notes = lanes_for_memory(self._side, lanes[0], self._width)
+            self._width, notes = lanes_for_memory(self._side, lanes, self._width)
             self._notes += notes
-        clients = [lane.facts.client for lane in lanes]
-        start = {lane.facts.client: lane.vector.clone() for lane in lanes}
+        start = {lane.facts.client: lane.vector.clone() for lane in lanes[: self._width]}
+        clients = [*start]
+        del lanes  # with all that their clients have on a GPU, which the others need
         expected = self._after_loop(clients)
         off: float | None = None
         try:

@@ -29,7 +29,7 @@ from fedsweep.client.lazy_device import compute_lazily_asked
 from fedsweep.client.messages import ClientSide
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream
-from fedsweep.trees import Inputs, ParamTree, all_of, each
+from fedsweep.trees import Inputs, ParamTree, all_of, each, taken
 
 # Rows begin at multiples of this many values: no kernel sees one lane at another alignment than the next.
 _ALIGNED = 16
@@ -93,7 +93,7 @@ class Tile:
         # Of a full batch, which the first one need not be; on a copy, since batch norm's statistics move in it.
         full = each(lambda values: values[:1].expand(size, *values.shape[1:]).contiguous(), inputs)
         calls = dropout_calls(pattern.slot.module, layout.model(pattern.vector.clone()), full)
-        self._draws = LaneDraws(calls, self._zeros)
+        self._draws = LaneDraws(calls, size, self._zeros)
         self._recorded: dict[bool, Recording] = {}
         self._lanes: list[Lane] = []
         # What differs from step to step [K, ...], and the same of the steps that are laid out [T, K, ...].
@@ -207,7 +207,6 @@ class Tile:
     def _stage(self, tick: int) -> None:
         """Lay out the batches of T steps from ``tick`` on."""
         *staged, positions, active = self._staged
-        num_inputs = len(all_of(self._inputs))
         for k, lane in enumerate(self._lanes[: self._num_clients]):
             sizes = lane.sizes[tick : tick + self._num_staged]
             if not sizes:
@@ -217,14 +216,23 @@ class Tile:
                 inputs, targets = _filled_up(inputs, targets, sizes, lane.batch_size)
             for rows, values in zip(staged, (*all_of(inputs), targets), strict=False):
                 rows[: len(sizes), k].copy_(values.view(len(sizes), *rows.shape[2:]))
-            for step, size in enumerate(sizes if self._draws.noise else ()):
-                noise = [rows[step, k, :size] for rows in staged[num_inputs + 1 :]]
-                self._draws.draw(noise, lane.seed(lane.first + tick + step))
+            if self._draws.noise:
+                self._draw(k, tick, inputs)
         for rows in staged:
             rows[:, self._num_clients :] = rows[:, :1]
         steps = torch.arange(tick, tick + self._num_staged).unsqueeze(1)
         positions.copy_(steps + torch.tensor([lane.first for lane in self._lanes]))
         active.copy_(steps < torch.tensor([len(lane.sizes) for lane in self._lanes]))
+
+    def _draw(self, k: int, tick: int, inputs: Inputs) -> None:
+        """Draw the noise of a lane's steps from ``tick`` on; their inputs are filled up."""
+        lane, noise = self._lanes[k], self._staged[-2 - len(self._draws.noise) : -2]
+        for step, size in enumerate(lane.sizes[tick : tick + self._num_staged]):
+            if not self._draws.knows(size):
+                own = taken(inputs, slice(step * lane.batch_size, step * lane.batch_size + size))
+                copied = self._layout.model(lane.vector.clone())
+                self._draws.note(size, dropout_calls(lane.slot.module, copied, own))
+            self._draws.draw([rows[step, k] for rows in noise], lane.seed(lane.first + tick + step), size)
 
     # -- a step --------------------------------------------------------------------------------------------------
 

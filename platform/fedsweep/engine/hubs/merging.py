@@ -102,7 +102,7 @@ class HubMerger:
     def _mean(self, members: list[ClientUpdate], here: SyncContext) -> Tensor:
         # A single whole model is its own mean, whatever it would weigh.
         if len(members) == 1 and members[0].submodel == FULL_MODEL and members[0].vector is not None:
-            return members[0].vector
+            return members[0].vector.cpu()  # a client's may lie where it was trained
         return combined(members, self._weigh(members, here), here)
 
 
