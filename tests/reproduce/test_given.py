@@ -44,6 +44,28 @@ def test_a_kept_run_is_the_run_to_the_last_bit_but_for_what_is_no_number(kept: P
     assert (tmp_path / "twice" / RUNS_FILE).read_bytes() == kept.read_bytes()
 
 
+def test_a_kept_run_has_the_size_of_its_group_and_its_best_accuracy(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    columns = {"high_frequency": [(0, 3), (1,), None], "best_accuracy": [0.5, 0.5, 0.7]}
+    run = load_run(make_run(tmp_path / "run", columns=columns))
+    again = read_runs(write_runs({KEY: run}, tmp_path / "kept"))[KEY]
+    for name in ("group_size", "best_accuracy"):
+        assert list(again.column(name)) == list(run.column(name)) != []
+    assert write_runs({KEY: again}, tmp_path / "twice").read_bytes() == (tmp_path / "kept" / RUNS_FILE).read_bytes()
+
+
+def test_a_run_that_ended_before_its_first_round_is_not_kept(
+    table_path: Path, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    request, folder = TableRequest(table=str(table_path), scale="small"), SweepFolder(tmp_path / "out")
+    task = begin(request, folder, resume=False, overwrite=False, costs_only=False)
+    folder.create(SweepPlan(config_tree={}, trials=(), request=task.left.plan_request), **CREATED)
+    for rounds, trial in enumerate(task.left.by_key.values()):
+        make_run(folder.trial_path(trial), columns={"test_accuracy": [0.5] * rounds})
+    assert [*read_runs(task._write_finished())] == [*task.left.by_key][1:]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

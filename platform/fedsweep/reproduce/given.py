@@ -26,8 +26,10 @@ RUNS_FILE = "runs.json"
 _FORMAT, _VERSION = "fedsweep runs", 1
 # What the largest of the tables needs: a round takes up to 200 bytes, and 35 columns.
 _MOST_BYTES, _MOST_CELLS = 2**28, 50_000_000
-# What follows from other columns, or says nothing of the run.
-_LEFT_OUT = frozenset({"best_accuracy", "timestamp_ms"})
+# What says nothing of the run.
+_LEFT_OUT = frozenset({"timestamp_ms"})
+# A number of each round that follows from a list.
+_LENGTH = "group_size"
 
 _Cell = int | float | Literal["nan", "inf", "-inf"] | None
 
@@ -135,8 +137,8 @@ def taken_from_files(
 
 def _kept(run: RunView) -> dict[str, Any]:
     columns: dict[str, Any] = {}
-    for name, cells in run.columns.items():
-        if name not in _LEFT_OUT and all(cell is None or isinstance(cell, int | float) for cell in cells):
+    for name, cells in {**run.columns, _LENGTH: run.column(_LENGTH)}.items():
+        if cells and name not in _LEFT_OUT and all(cell is None or isinstance(cell, int | float) for cell in cells):
             plain = [str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in cells]
             columns[name] = plain if any(cell != plain[0] for cell in plain) else plain[0]
     return {"rounds": run.rounds, "result": dict(run.result), "columns": columns}

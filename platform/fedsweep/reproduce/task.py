@@ -209,7 +209,7 @@ class Task:
             if self.folder.has_finished(trial):
                 with contextlib.suppress(InputError):  # what is damaged stands among the table's problems
                     view = load_run(path / trial.folder)
-                    runs |= {key: view} if view.status == "finished" else {}
+                    runs |= {key: view} if view.status == "finished" and view.rounds else {}
         return write_runs(runs, path)
 
     def _measured_alone(self, notify: Callable[[str], None]) -> Grid:

@@ -137,14 +137,15 @@ class RunView:
             # The largest of scores that are NaN is the first class: an accuracy of chance, which is none.
             return math.nan if accuracy is not None and loss is not None and finite(loss) is None else accuracy
 
-        groups = self.columns.get("high_frequency", ())
+        groups = self.columns.get("high_frequency")
+        sizes = None if groups is None else [None if group is None else len(group) for group in groups]
         accuracies = self.columns.get("test_accuracy", ())
         losses = self.columns.get("test_loss", [None] * len(accuracies))
         return {
             "test_accuracy": list(map(sound, accuracies, losses)),
             "seconds_so_far": so_far("wall_time_s", "eval_time_s"),
             "round_seconds": together("wall_time_s", "eval_time_s"),
-            "group_size": [None if group is None else len(group) for group in groups],
+            "group_size": self.columns.get("group_size", ()) if sizes is None else sizes,
         }
 
     @cached_property
