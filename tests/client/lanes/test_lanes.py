@@ -558,6 +558,31 @@ def test_a_first_tile_has_as_many_clients_as_memory_has_room_for(monkeypatch: py
     assert with_state == [5, 5]
 
 
+def test_lanes_are_counted_by_what_a_step_takes_whatever_laying_out_its_batches_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU few lanes lay out more steps at once, which takes more than their step."""
+    figures = {"peak": 0}
+    lay_out, taken = Tile._next_batch, Tile._taken
+
+    def laid_out(tile: Tile, tick: int) -> bool:
+        figures["peak"] = max(figures["peak"], 100 // tile._width)
+        return lay_out(tile, tick)
+
+    def step(tile: Tile, *, idle: bool) -> tuple[Tensor, Tensor]:
+        figures["peak"] = max(figures["peak"], 10 + tile._width)
+        return taken(tile, idle=idle)
+
+    monkeypatch.setattr(Tile, "_next_batch", laid_out)
+    monkeypatch.setattr(Tile, "_taken", step)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: figures.update(peak=0))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: figures["peak"])
+    monkeypatch.setattr(gpu_memory, "device_memory", lambda: 18.0)
+    engine = local_engine(replace(experiment(fedavg()), lanes=LaneSettings(width=5, fits_memory=True)))
+    run_rounds(engine)
+    assert engine.notes == [] and engine.fleet._worker._lanes._width == 3
+
+
 def test_a_tile_that_failed_is_not_kept_with_what_its_clients_have(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors: list[weakref.ref[Tensor]] = []
 

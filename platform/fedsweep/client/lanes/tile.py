@@ -160,9 +160,11 @@ class Tile:
 
     def peak_memory(self, lane: Lane) -> int:
         """Return bytes of the GPU that a step takes at most, all that the process holds beside it included."""
-        torch.cuda.reset_peak_memory_stats()
         self._load([lane])
-        self._taken(idle=self._next_batch(0))
+        idle = self._next_batch(0)
+        # Not of laying out batches, which takes the more the fewer lanes there are: each has more steps at once.
+        torch.cuda.reset_peak_memory_stats()
+        self._taken(idle=idle)
         return torch.cuda.max_memory_allocated()
 
     # -- clients in and out --------------------------------------------------------------------------------------
