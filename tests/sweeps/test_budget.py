@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,16 @@ from fedsweep.errors import ConfigError
 from fedsweep.runs.files import TAKEN_OVER
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.sweeps import tuner
 from fedsweep.sweeps.budget.spending import Spending
 from fedsweep.sweeps.budget.study_clock import ELAPSED, StudyClock, elapsed_seconds
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.schedulers import ListedTrials
 from fedsweep.sweeps.sweep_folder import SweepFolder
+from fedsweep.sweeps.trainable import Driver
 from fedsweep.sweeps.trial import ActiveTrial, _limited
+from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 TinySweep = Callable[..., dict[str, Any]]
 SEEDS = {"seed": {"grid": [0, 1, 2, 3]}}
@@ -223,6 +227,26 @@ def test_hours_are_counted_over_kills(tmp_path: Path, monkeypatch: pytest.Monkey
     for text in ("", "[]", '{"seconds": NaN}', '{"seconds": -4}', '{"seconds": "x"}'):
         (tmp_path / ELAPSED).write_text(text)
         assert elapsed_seconds(tmp_path) == 0
+
+
+def test_the_hours_of_a_study_are_those_to_its_end(
+    tmp_path: Path, tiny: TinySweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fedsweep.sweeps.budget.study_clock.time.monotonic", lambda: now[0])
+
+    def fit() -> None:
+        now[0] += 3.6
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuner, "_make_tuner", lambda *args, **kwargs: SimpleNamespace(fit=fit))
+    monkeypatch.setattr(tuner, "watched_call", lambda call, **kwargs: call())
+    study = prepared(tiny(SEEDS, budget={"hours": 1}), tmp_path / "s")
+    study.folder.create(study.plan, config_yaml=None, overwrite=False)
+    for seconds in (3.6, 7.2):
+        with pytest.raises(KeyboardInterrupt):
+            tuner._tune(study, SweepProgress(), None, Driver())
+        assert elapsed_seconds(study.folder.path) == pytest.approx(seconds)
 
 
 def test_spending_says_what_is_limited() -> None:

@@ -177,12 +177,16 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     progress.planned(prepared.total)
     for entry in prepared.entries:
         _announce(prepared, entry, watcher=watcher, progress=progress)
-    interrupted = threading.Event()
-    make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted, side=side)
+    interrupted, clock = threading.Event(), prepared.clock
+    stop = _make_stopper(interrupted, clock)
+    make = functools.partial(_make_tuner, prepared, watcher, progress=progress, stop=stop, side=side)
     # At Ctrl-C, Tune is asked to put all trials away.
     is_ours = prepared.config.runtime.address is None
     with uncounted_callbacks(), any_loss(), plain_trials() if is_ours else contextlib.nullcontext():
-        grid: ResultGrid = watched_call(lambda: make().fit(), on_interrupt=interrupted.set)
+        try:
+            grid: ResultGrid = watched_call(lambda: make().fit(), on_interrupt=interrupted.set)
+        finally:
+            clock.write()
     return grid
 
 
@@ -204,7 +208,7 @@ def _make_tuner(
     watcher: Watcher,
     *,
     progress: SweepProgress,
-    interrupted: threading.Event,
+    stop: Any,
     side: Driver,
 ) -> Any:
     from ray import tune
@@ -234,7 +238,7 @@ def _make_tuner(
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # trials have their own
             callbacks=[watcher, JsonLoggerCallback()],
-            stop=_make_stopper(interrupted, prepared.clock),
+            stop=stop,
             verbose=0,
         ),
     )
