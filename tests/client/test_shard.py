@@ -37,6 +37,14 @@ class Noisy(Transform):
         return images.float() + torch.rand(images.shape, generator=generator)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Brighter(FlipCrop):
+    """A user's own that adds to one of the package's."""
+
+    def __call__(self, images: torch.Tensor, *, generator: torch.Generator | None, train: bool) -> torch.Tensor:
+        return super().__call__(images, generator=generator, train=train) + 1
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (1, 7, 5), (3, 32, 32), (3, 9, 11)])
 def test_samples_are_the_same_bits_made_ready_at_once_or_batch_by_batch(shape: tuple[int, int, int]) -> None:
     generator = stream(0, "shard test").numpy()
@@ -58,6 +66,7 @@ def test_samples_are_the_same_bits_made_ready_at_once_or_batch_by_batch(shape: t
         FlipCrop(normalize=NORMALIZE),
         FlipCrop(normalize=NORMALIZE, black=True, max_degrees=15.0),
         FlipRotateJitterCrop(normalize=NORMALIZE),
+        Brighter(normalize=NORMALIZE),
         Noisy(),
     ],
     ids=lambda transform: type(transform).__name__,

@@ -138,7 +138,7 @@ class Shard:
         transform, joined = self._transform, np.concatenate(positions)
         if len(positions) == 1 or not transform.random:
             return self.batch(joined, lambda: augment(0))
-        if not isinstance(transform, Augmentation):
+        if not isinstance(transform, Augmentation) or type(transform).__call__ is not Augmentation.__call__:
             parts = [self.batch(at, functools.partial(augment, number)) for number, at in enumerate(positions)]
             inputs, targets = zip(*parts, strict=True)
             return concatenated(inputs), torch.cat(targets)

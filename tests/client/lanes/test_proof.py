@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.catalog import build_method
 from fedsweep.client.lanes import gpu_memory, recording
 from fedsweep.client.lanes.gpu_memory import lanes_that_fit
+from fedsweep.client.lanes.lane import Lane
 from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.tile import Tile
+from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import Handle, LaneSettings, Segment, Stepping
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.config.load import load_config
@@ -392,6 +395,30 @@ def test_lanes_that_were_asked_for_and_do_not_fit_are_halved(
     assert chosen(state).kind == ("loop" if total < 20 else "graph")
     assert notes[0] == "lanes: 12 do not fit into the device's memory: 6 at once"
     assert off(state, run_rounds(local_engine(work))) < 1e-5
+
+
+@pytest.mark.usefixtures("records")
+def test_clients_whose_tile_does_not_fit_are_let_go_before_they_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    Card(75.0).use(monkeypatch)
+    failed: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+    run, begin = Tile.run, LocalRound.begin
+
+    def noting(tile: Tile, lanes: Sequence[Lane]) -> Any:
+        try:
+            return run(tile, lanes)
+        except torch.OutOfMemoryError:
+            failed.extend(weakref.ref(lane.vector) for lane in lanes)
+            raise
+
+    def beginning(local: LocalRound, *args: Any, **more: Any) -> None:
+        alive.extend(vector() is not None for vector in failed)
+        begin(local, *args, **more)
+
+    monkeypatch.setattr(Tile, "run", noting)
+    monkeypatch.setattr(LocalRound, "begin", beginning)
+    state, _ = played(proving(experiment(num_clients=12, cohort_size=12, rounds=1), width=12))
+    assert chosen(state).width == 6 and alive and not any(alive)
 
 
 @pytest.mark.usefixtures("records")

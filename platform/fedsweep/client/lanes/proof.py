@@ -118,6 +118,7 @@ class _Proof:
             except Exception as error:
                 if not lacks_memory(error) or self._width == 1 or records:
                     raise
+            del lanes, lane, tile  # before the same clients begin anew: there is no room for both
             before, self._width = self._width, -(-self._width // 2)
             self._notes.append(f"lanes: {before} do not fit into the device's memory: {self._width} at once")
 
