@@ -99,14 +99,14 @@ class Participation:
 def participation_of(run: RunView) -> Participation | None:
     """Read which clients of a run were there, trained and were aggregated; None where no round was played.
 
-    None too of a drawn population, which has too many rows for a picture. Without ``scenario.availability`` everybody
-    is there in every round.
+    None too of a drawn population, which has too many rows for a picture, and of a run without its lists. Without
+    ``scenario.availability`` everybody is there in every round.
 
     Raises:
         OutputError: A row names a client that the run does not have.
     """
     rounds = tuple(run.column("round"))
-    if not rounds or RunFolder(run.folder).lists_participants_alone():
+    if not rounds or not run.column("attendees") or RunFolder(run.folder).lists_participants_alone():
         return None
     cohorts, attendees, present = (run.column(name) for name in ("cohort", "attendees", "present"))
     num_clients = _num_clients(run)

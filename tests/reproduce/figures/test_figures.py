@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.figures import scene
 from fedsweep.reproduce.figures.scene import draw
+from fedsweep.reproduce.given import read_runs, write_runs
 from fedsweep.reproduce.measured.grid import measured
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
@@ -346,6 +348,16 @@ def test_what_cannot_be_drawn_is_said(drawn: list[Figure], tmp_path: Path, spec:
     with pytest.raises(ConfigError, match=words):
         picture(drawn, tmp_path, **spec)
     assert not drawn and not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("kind", ["participation", "membership", "classes"])
+def test_runs_of_a_file_have_no_picture_of_clients(drawn: list[Figure], tmp_path: Path, kind: str) -> None:
+    run = group_run()
+    (kept,) = read_runs(write_runs({"a" * 64: run}, tmp_path / "kept")).values()
+    runs = one_run(replace(kept, config=run.config), kind=kind)
+    with pytest.raises(ConfigError, match="given by --from, which has no lists and files of runs"):
+        picture(drawn, tmp_path, kind=kind, runs=runs)
+    assert not drawn
 
 
 def test_curves_of_a_column_without_finished_runs_are_refused(drawn: list[Figure], tmp_path: Path) -> None:

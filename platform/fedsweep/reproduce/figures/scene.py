@@ -222,16 +222,18 @@ def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: s
     Raises:
         ConfigError: No run has it, or too many.
     """
-    runs = {}
+    runs, have_folders = {}, True
     for row, column in ((row, column) for column in scene.columns for row in scene.rows):
         # The model of a run under way may not be there yet.
         run = next((run for run in scene.of(row, column) if run.status == "finished"), None)
+        have_folders = have_folders and (run is None or run.folder.is_dir())
         if run is not None and (shown := read(run)) is not None:
             name, title = scene.name(row), scene.grid.column_label(column)
             both = title if len(scene.rows) == 1 else f"{name}, {title}"
             runs[name if len(scene.columns) == 1 else both] = (run, shown)
     if not runs:
-        raise ConfigError(f"figure {scene.spec.name}: no run that it shows has {lacking}")
+        why = "" if have_folders else ", or they were given by --from, which has no lists and files of runs"
+        raise ConfigError(f"figure {scene.spec.name}: no run that it shows has {lacking}{why}")
     if len(runs) > _MOST_PANELS:
         raise ConfigError(
             f"figure {scene.spec.name}: {scene.spec.kind} has room for {_MOST_PANELS} runs, but there are {len(runs)};"
