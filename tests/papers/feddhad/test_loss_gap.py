@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.figures.scene import scene_of
 from fedsweep.reproduce.measured.grid import measured, views_of
+from fedsweep.results.view import load_run
 from fedsweep.testing import tiny_experiment
 
 TEXT = """
@@ -146,6 +148,12 @@ def test_a_damaged_model_is_the_cells_problem(table: TableFile, run_cells: Mappi
         (folder / "model.safetensors").write_bytes(b"no model")
     (cell,) = measured(table, views_of(table, damaged), scale="full").cells
     assert "model.safetensors" in cell.problems[0]
+
+
+def test_a_run_that_has_no_folder_here_is_the_cells_problem(table: TableFile, run_cells: Mapping[Cell, Path]) -> None:
+    kept = {cell: replace(load_run(run), folder=Path("/nowhere")) for cell, run in run_cells.items()}
+    problems = measured(table, views_of(table, kept), scale="full").problems
+    assert problems and all("the run's model, which is not here; a run given by --from has none" in p for p in problems)
 
 
 def test_what_is_read_of_a_folder_is_remembered_until_another_run_lies_there(tmp_path: Path) -> None:
