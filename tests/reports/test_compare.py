@@ -22,7 +22,7 @@ from fedsweep.reports import compare
 from fedsweep.reports.compare import compared_runs, print_layout, print_runs, print_settings
 from fedsweep.reports.setting_table import TableStyle, settings_as
 from fedsweep.results.settings import ReportRun, group_settings, remarks, shortly_called
-from fedsweep.results.texts import bytes_text, megabytes_text, seconds_text, without_shared_start
+from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
@@ -252,13 +252,6 @@ def test_a_name_with_markup_or_control_characters_is_only_text(tmp_path: Path) -
 )
 def test_bytes_for_people(count: float | None, text: str) -> None:
     assert bytes_text(count) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0.0"), (1, "1e-06"), (48_212, "0.0482"), (150_000, "0.1"), (12_540_000, "12.5")]
-)
-def test_megabytes_of_what_was_sent_are_never_none(count: int, text: str) -> None:
-    assert megabytes_text(count) == text
 
 
 @pytest.mark.parametrize(

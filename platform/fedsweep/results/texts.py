@@ -55,12 +55,6 @@ def bytes_text(count: float | None) -> str:
     return f"{count:.4g} PB"
 
 
-def megabytes_text(count: float) -> str:
-    """Return bytes in MB, without the unit: ``12.5``; of few bytes three digits, ``0.0123``, since none is 0.0."""
-    megabytes = count / 1e6
-    return f"{megabytes:.1f}" if not count or megabytes >= 0.1 else f"{megabytes:.3g}"
-
-
 def seconds_text(seconds: float | None) -> str:
     """Return seconds for people, in the unit that keeps the number short: ``95s``, ``12.5m``, ``3.4h``, ``2.1d``."""
     if seconds is None or not math.isfinite(seconds):

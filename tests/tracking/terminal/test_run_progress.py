@@ -20,6 +20,7 @@ from fedsweep.tracking.terminal.run_progress import (
     QuietProgress,
     Standing,
     make_progress,
+    megabytes_text,
 )
 
 ESCAPE = "\x1b"
@@ -271,3 +272,10 @@ def test_quiet_beats_plain_and_plain_beats_live(quiet: bool, plain: bool, kind: 
 
 def test_figures_that_are_not_finite_are_shown() -> None:
     assert Standing("study", 3).add(replace(record(1), test_loss=float("nan")))["loss"] == "nan"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0.0"), (1, "1e-06"), (48_212, "0.0482"), (150_000, "0.1"), (12_540_000, "12.5")]
+)
+def test_megabytes_of_what_was_sent_are_never_none(count: int, text: str) -> None:
+    assert megabytes_text(count) == text

@@ -14,7 +14,7 @@ import typer
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, is_interrupted
 from fedsweep.commands.terminal.output import command, is_plain, note
 from fedsweep.errors import ConfigError, DataError
-from fedsweep.results.texts import megabytes_text
+from fedsweep.tracking.terminal.run_progress import megabytes_text
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsweep.driver.observers import Observer, RunInfo
-from fedsweep.results.texts import megabytes_text
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -316,6 +315,12 @@ def make_progress(*, quiet: bool, plain: bool, is_interrupted: Callable[[], bool
     if plain:
         return PlainProgress()
     return LiveProgress(Console(), is_interrupted=is_interrupted)
+
+
+def megabytes_text(count: float) -> str:
+    """Return bytes in MB, without the unit: ``12.5``; of few bytes three digits, ``0.0123``, since none is 0.0."""
+    megabytes = count / 1e6
+    return f"{megabytes:.1f}" if not count or megabytes >= 0.1 else f"{megabytes:.3g}"
 
 
 def _duration(seconds: float) -> str:

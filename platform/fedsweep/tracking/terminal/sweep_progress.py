@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.results.texts import megabytes_text
+from fedsweep.tracking.terminal.run_progress import megabytes_text
 
 _WAITING, _RUNNING = "waiting", "running"
 _ORDER = {_RUNNING: 0, "failed": 1, "finished": 2, _WAITING: 3}
