@@ -240,30 +240,10 @@ def test_dropout_of_what_is_no_row_per_sample_is_each_clients_own(
 
 def test_dropout_of_maps_is_each_clients_own_however_they_lie_in_memory() -> None:
     """On a CPU small networks of convolutions have their channels innermost, and dropout draws in memory's order."""
-    images, labels = tiny_pictures(20)
-    shape = (3, 32, 32)
-    networks: list[nn.Module] = []
-
-    def build() -> nn.Module:
-        name = "fedsweep.bench.networks:SpeedCnn"
-        networks.append(build_model(name, input_shape=shape, num_classes=10, stream=stream(0, "m")))
-        return networks[-1]
-
-    work = tiny_experiment(
-        fedavg(),
-        build=build,
-        images=images,
-        labels=labels,
-        num_clients=3,
-        cohort_size=3,
-        rounds=1,
-        learning_rate=0.01,
-        batch_size=4,
-        local_steps=2,
-    )
-    alone, together, notes = both(work)
+    work = pictured("fedsweep.bench.networks:SpeedCnn", clients=2)
+    assert work.new_model().pixels_last
+    alone, together, notes = both(work, width=2)
     assert off(alone, together) <= 1e-5 and notes == []
-    assert networks[0].pixels_last
 
 
 @pytest.mark.parametrize("steps", [2, 3, 64])
