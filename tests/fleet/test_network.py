@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from fedsweep.client.worker import InPlace
+from fedsweep.client.exchange import InPlace
 from fedsweep.errors import ResourceError, WorkerLost
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
-from fedsweep.client.worker import InPlace
+from fedsweep.client.exchange import InPlace
 from fedsweep.components.spending import Even
 from fedsweep.errors import WorkerLost
 from fedsweep.experiment.experiment import Option, StopLimits

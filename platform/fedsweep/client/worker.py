@@ -6,7 +6,6 @@ A Ray client actor wraps one; the local fleet is one. How several workers averag
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.coding import sent_down
+from fedsweep.client.exchange import Exchange, InPlace
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.lanes.proof import proved
@@ -31,57 +31,10 @@ from fedsweep.guard import place_of
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import FlatLayout, Inputs, as_tensors, on_device, weighted_mean
+from fedsweep.trees import FlatLayout, Inputs, as_tensors, on_device
 
 if TYPE_CHECKING:
     from fedsweep.client.lanes.together import MakeLanes
-
-
-class Exchange(ABC):
-    """Aggregation among workers at a sync point inside a segment.
-
-    Attributes:
-        on_device: Vectors may lie on the clients' device; otherwise they are brought to the CPU.
-    """
-
-    on_device: bool = False
-
-    @abstractmethod
-    def mean(
-        self,
-        own: Mapping[int, Tensor],
-        attendees: Sequence[int],
-        weights: Sequence[float],
-        out: Tensor,
-        *,
-        workers: Mapping[int, int],
-    ) -> None:
-        """Write the weighted mean of all attendees' vectors to ``out`` on every worker.
-
-        Args:
-            own: The vectors [V] of the attendees that are on this worker.
-            attendees: All of them, ascending.
-            weights: Theirs.
-            out: [V], where the vectors are.
-            workers: Which worker each client is on; 0 where it is not said.
-        """
-
-
-class InPlace(Exchange):
-    """All clients are on this worker."""
-
-    on_device = True
-
-    def mean(
-        self,
-        own: Mapping[int, Tensor],
-        attendees: Sequence[int],
-        weights: Sequence[float],
-        out: Tensor,
-        *,
-        workers: Mapping[int, int],
-    ) -> None:
-        weighted_mean([own[k] for k in attendees], weights, out)
 
 
 class Worker:
@@ -124,12 +77,15 @@ class Worker:
         if side.device != "cpu":
             # Copied before: from shared memory arrays come read-only.
             self._images = on_device(as_tensors(np.array(data.images)), side.device)
-        self._template, self._full_slot = model, BoundModule(model, layout, side.device)
+        self._template = model
+        self._full_slot = BoundModule(model, layout, side.device)
         self._rounds: dict[int, LocalRound] = {}
-        self._attended, self._round = set[int](), (0, 0)
+        self._attended: set[int] = set()
+        self._round = (0, 0)
         self._exchange: Exchange = InPlace()
+        self._models_stay = models_stay
         # Where lanes must prove themselves first, segments say from then on how clients are stepped.
-        self._make_lanes, self._models_stay = make_lanes, models_stay
+        self._make_lanes = make_lanes
         self._lanes = None if side.lanes is None or side.lanes.proves else make_lanes(side, side.lanes)
         self._stepping: Stepping | None = None
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedsweep.client.worker import Exchange
+from fedsweep.client.exchange import Exchange
 from fedsweep.errors import ResourceError, WorkerLost
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.trees import weighted_mean

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.client.worker import Exchange
+from fedsweep.client.exchange import Exchange
 from fedsweep.errors import WorkerLost
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.trees import weighted_mean
