@@ -115,7 +115,11 @@ def test_runs_of_other_code_stand_alone_but_not_beside_runs_to_come(kept: Path) 
 @pytest.fixture
 def given_all(table_path: Path, make_run: Callable[..., Path], tmp_path: Path) -> TableRequest:
     """A table all of whose runs are given."""
-    request = TableRequest(table=str(table_path), scale="small")
+    return all_given(table_path, make_run, tmp_path)
+
+
+def all_given(table: Path, make_run: Callable[..., Path], tmp_path: Path) -> TableRequest:
+    request = TableRequest(table=str(table), scale="small")
     runs = {
         key: load_run(make_run(tmp_path / key, columns={"test_accuracy": [0.5]}))
         for key in reproduction(request).firsts
@@ -132,6 +136,19 @@ def test_a_picture_that_the_table_no_longer_has_does_not_stay(given_all: TableRe
         request = replace(given_all, runs_from=()) if "resume" in again else given_all
         assert reproduce_table(request, out=made.folder, **again).grid.cells == made.grid.cells
         assert not old.exists() and "old" not in (made.folder / "table.html").read_text()
+
+
+def test_a_picture_that_is_not_made_of_given_runs_is_no_failure(
+    changed: Callable[[str, str], Path], make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = changed(
+        "  notes:\n", "  figures: [{name: parts, kind: participation}, {name: few, kind: curves, y: mu}]\n  notes:\n"
+    )
+    made = reproduce_table(all_given(path, make_run, tmp_path), out=tmp_path / "out")
+    assert made.grid.notes[-1].startswith("The figure parts is left out: no run that it shows has any rounds, or they")
+    assert "The figure parts is left out" in (made.folder / "table.txt").read_text()
+    (problem,) = made.problems  # what is wrong with the table itself still is
+    assert problem == "the figure few can't be drawn: figure few: no run has the column mu"
 
 
 def test_a_table_without_given_runs_goes_on_whatever_its_file_of_runs_holds(table_path: Path, tmp_path: Path) -> None:

@@ -46,6 +46,6 @@ def test_a_picture_of_what_was_not_asked_for_is_no_problem(
     path = changed("  notes:\n", FIGURES)
     found = reproduction(TableRequest(table=str(path), scale="full", rows=rows, columns=columns))
     views = views_of(found.table, found.folders(tmp_path))
-    pictures, problems = _drawn(found, measured(found.table, views, scale="full"), views, folder=tmp_path)
+    pictures, problems, _ = _drawn(found, measured(found.table, views, scale="full"), views, folder=tmp_path)
     assert pictures == [] and [problem.split()[2] for problem in problems] == wanted
     assert all("none of the runs that it shows has rounds, or they failed" in problem for problem in problems)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.errors import OutputError
 from fedsweep.experiment.experiment import Experiment, transformed
+from fedsweep.reproduce.given import NotKept
 from fedsweep.runs.run_folder import CONFIG
 
 Read = TypeVar("Read")
@@ -22,14 +22,14 @@ Read = TypeVar("Read")
 def once_per_run(read: Callable[[Path], Read]) -> Callable[[Path], Read]:
     """Remember what is read of a run's folder, until another run lies there.
 
-    What it returns raises an OutputError where the run has no folder, as those of ``--from``.
+    What it returns raises NotKept where the run has no folder, as those of ``--from``.
     """
     remembered = lru_cache(maxsize=32)(lambda folder, _: read(folder))
 
     @wraps(read)
     def asked(folder: Path) -> Read:
         if not folder.is_dir():
-            raise OutputError("it takes the run's model, which is not here; a run given by --from has none")
+            raise NotKept("it takes the run's model, which is not here; a run given by --from has none")
         config = folder / CONFIG
         return remembered(folder, os.stat(config).st_mtime_ns if os.path.isfile(config) else None)
 

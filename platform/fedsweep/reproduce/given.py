@@ -34,6 +34,10 @@ _LENGTH = "group_size"
 _Cell = int | float | Literal["nan", "inf", "-inf"] | None
 
 
+class NotKept(ConfigError):
+    """A given run has not what is asked for: its file keeps no lists, models and pictures."""
+
+
 class _KeptRun(BaseModel):
     """A finished run in the file.
 

@@ -17,7 +17,7 @@ from fedsweep.config.overrides import apply_overrides
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError, first_line
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import read_table
-from fedsweep.reproduce.given import RUNS_FILE, read_runs, taken_from_files, write_runs
+from fedsweep.reproduce.given import RUNS_FILE, NotKept, read_runs, taken_from_files, write_runs
 from fedsweep.reproduce.measured.grid import Grid, measured, views_of
 from fedsweep.reproduce.measured.table_kind import table_kind
 from fedsweep.reproduce.origins import with_origins
@@ -163,7 +163,8 @@ class Task:
             views = views_of(reproduction.table, self._runs())
             grid = measured(reproduction.table, views, scale=reproduction.request.scale)
             grid = with_origins(grid, views, path)
-            pictures, problems = _drawn(reproduction, grid, views, folder=path)
+            pictures, problems, left_out = _drawn(reproduction, grid, views, folder=path)
+            grid = replace(grid, notes=(*grid.notes, *left_out))
         grid = replace(grid, rows=tuple(reproduction.rows), columns=tuple(reproduction.columns))
         files = write_outputs(grid, path)
         if self.has_runs:
@@ -373,20 +374,22 @@ def _check_costs(whole: Reproduction, folder: SweepFolder) -> None:
 
 def _drawn(
     whole: Reproduction, grid: Grid, views: Mapping[Cell, RunView | str], *, folder: Path
-) -> tuple[list[Path], list[str]]:
-    """Draw the table's pictures; also returns which could not be drawn, and why."""
+) -> tuple[list[Path], list[str], list[str]]:
+    """Draw the table's pictures; also returns which could not be drawn, and which not of given runs, and why."""
     from fedsweep.reproduce.figures.scene import draw
 
     pictures: list[Path] = []
-    problems = []
+    problems, left_out = [], []
     for figure in whole.table.figures:
         if not (_meet(figure.shown_rows, whole.rows) and _meet(figure.columns, whole.columns)):
             continue
         try:
             pictures += draw(figure, grid, views, path_stem=folder / FIGURES / figure.name)
+        except NotKept as error:
+            left_out.append(f"The figure {figure.name} is left out: {first_line(error)}.")
         except FedsweepError as error:
             problems.append(f"the figure {figure.name} can't be drawn: {first_line(error)}")
-    return pictures, problems
+    return pictures, problems, left_out
 
 
 def _meet(shown: Sequence[str] | None, left: Sequence[str]) -> bool:

@@ -26,6 +26,7 @@ from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.sections import FigureSpec, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.given import NotKept
 from fedsweep.reproduce.measured.grid import Grid, Measured, counted_runs, is_comparable, summed_up, value_of
 from fedsweep.results.texts import is_accuracy
 from fedsweep.results.view import RunView
@@ -221,6 +222,7 @@ def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: s
 
     Raises:
         ConfigError: No run has it, or too many.
+        NotKept: No run has it, and there are given ones.
     """
     runs, have_folders = {}, True
     for row, column in ((row, column) for column in scene.columns for row in scene.rows):
@@ -232,8 +234,10 @@ def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: s
             both = title if len(scene.rows) == 1 else f"{name}, {title}"
             runs[name if len(scene.columns) == 1 else both] = (run, shown)
     if not runs:
-        why = "" if have_folders else ", or they were given by --from, which has no lists and files of runs"
-        raise ConfigError(f"figure {scene.spec.name}: no run that it shows has {lacking}{why}")
+        lacks = f"no run that it shows has {lacking}"
+        if not have_folders:
+            raise NotKept(f"{lacks}, or they were given by --from, which has no lists and files of runs")
+        raise ConfigError(f"figure {scene.spec.name}: {lacks}")
     if len(runs) > _MOST_PANELS:
         raise ConfigError(
             f"figure {scene.spec.name}: {scene.spec.kind} has room for {_MOST_PANELS} runs, but there are {len(runs)};"
