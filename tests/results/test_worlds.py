@@ -155,6 +155,8 @@ def test_rows_and_columns_can_be_chosen_by_short_names(tmp_path: Path) -> None:
         study_of(runs, columns=["alpha"])
     with pytest.raises(ConfigError, match="is in the rows and in the columns"):
         study_of(runs, rows=["mu"], columns=["method"])
+    with pytest.raises(ConfigError, match=r"--columns seed: seeds, names .* compare chooses them by --only seed=VALUE"):
+        study_of(runs, columns=["method", "seed"])
 
 
 def test_a_short_name_of_several_keys_is_asked_for_again(tmp_path: Path) -> None:
@@ -187,6 +189,9 @@ def test_runs_are_chosen_by_keys_methods_and_names(tmp_path: Path) -> None:
         chosen("method=FedAv")
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         chosen("method")
+    runs = runs_of(tmp_path / "more", ("d", {}), ("e", {"method": {"mu": 0.1}}))
+    with pytest.raises(ConfigError, match=r"no run is left; mu is 0\.1, not there$"):
+        chosen("mu=1")
 
 
 def test_what_only_a_replay_knows_is_said_so_where_runs_are_sorted_by_it(tmp_path: Path) -> None:

@@ -52,13 +52,13 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
 
 def setting_key(flat: Mapping[str, str]) -> str:
     """Return one text for configurations that differ in their seed alone, or in what changes no result."""
-    setting = {key: value for key, value in flat.items() if not _is_aside(key)}
+    setting = {key: value for key, value in flat.items() if not is_aside(key)}
     return json.dumps(setting, sort_keys=True)
 
 
 def config_table(flats: Sequence[Mapping[str, str]]) -> ConfigTable:
     """Lay configurations side by side, as :func:`flat_config` gave them; what changes no result is left out."""
-    keys = [key for key in dict.fromkeys(key for flat in flats for key in flat) if not _is_aside(key)]
+    keys = [key for key in dict.fromkeys(key for flat in flats for key in flat) if not is_aside(key)]
     is_common = {key: len({flat.get(key) for flat in flats}) == 1 for key in keys}
     differing = tuple(key for key in keys if not is_common[key])
     return ConfigTable(
@@ -74,7 +74,8 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
     return {key: last if lasts.count(last) == 1 else key for last, key in zip(lasts, keys, strict=True)}
 
 
-def _is_aside(key: str) -> bool:
+def is_aside(key: str) -> bool:
+    """Tell whether a key makes no other setting: it changes no result, is the seed, or what runs are called."""
     return any(key == name or key.startswith(f"{name}.") for name in _ASIDE) and key not in _BUT
 
 

@@ -85,8 +85,9 @@ def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[Rep
         wanted = {_canonical(value) for value in text.split(",")}
         chosen = [run for run, own in zip(runs, values, strict=True) if wanted & {_canonical(value) for value in own}]
         if not chosen:
-            seen = list(dict.fromkeys(value for own in values for value in own[:1]))
-            raise ConfigError(f"--only {condition}: no run is left; {name} is {some_of(seen, _MANY_SHOWN)}")
+            seen = dict.fromkeys(value for own in values for value in own[:1])
+            named = [*filter(None, seen), *(["not there"] if "" in seen else [])]
+            raise ConfigError(f"--only {condition}: no run is left; {name} is {some_of(named, _MANY_SHOWN)}")
         runs = chosen
     return list(runs)
 

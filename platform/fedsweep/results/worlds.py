@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsweep.errors import ConfigError
-from fedsweep.results.config_table import ConfigTable, config_table, short_keys
+from fedsweep.results.config_table import ConfigTable, config_table, is_aside, short_keys
 from fedsweep.results.keys import has_part, keys_below, resolved
 from fedsweep.results.settings import ReportRun, Setting, group_settings
 from fedsweep.results.texts import clean, some_of, value_text
@@ -129,7 +129,7 @@ def lay_out(
         columns: Likewise; None: what makes worlds or, where rows are given, all that differs beside these.
 
     Raises:
-        ConfigError: No run has such a key, a key is in both, or two settings would stand in one cell.
+        ConfigError: No run has such a key, it makes no settings, is in both, or two settings would stand in one cell.
     """
     flats = [runs[setting.runs[0]].flat for setting in settings]
     table = config_table(flats)
@@ -184,8 +184,14 @@ def _chosen(
         return None
     keys = list(dict.fromkeys(key for flat in flats for key in flat))
     nearest = short_keys(table.telling).values()
-    wanted = [key for name in names for key in resolved(name, keys, what=what, candidates={"method", *nearest})]
-    return [key for key in dict.fromkeys(wanted) if key in table.differing]
+    wanted = {name: resolved(name, keys, what=what, candidates={"method", *nearest}) for name in names}
+    for name, of in wanted.items():
+        if all(map(is_aside, of)):
+            raise ConfigError(
+                f"{what} {name}: seeds, names and what changes no result make neither rows nor columns; compare"
+                f" chooses them by --only {name}=VALUE"
+            )
+    return [key for key in dict.fromkeys(key for of in wanted.values() for key in of) if key in table.differing]
 
 
 def _columns(
