@@ -298,6 +298,8 @@ def test_markdown_has_means_with_deviation_and_interval(study: Path) -> None:
 
 def test_latex_is_escaped_and_the_best_is_bold(study: Path) -> None:
     text = settings_as(compared_runs([study]), "latex")
+    assert "% bold: the best of its column" in text.splitlines()
+    assert "bold" not in settings_as(compared_runs([study]), "md")  # nor is anything there
     assert r"\toprule" in text and r"Accuracy (\%)" in text
     assert r"fedprox & \textbf{80.00 $\pm$ 0.00} & 80.00 &" in text
     assert r"fedavg & 60.00 $\pm$ 10.00 & " in text

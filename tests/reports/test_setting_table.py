@@ -7,6 +7,7 @@ import io
 import math
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,7 @@ ACCURACIES = {
 }
 
 
-def write_study(path: Path, accuracies: dict[tuple[str, float, int], tuple[float, ...]]) -> list[ReportRun]:
+def write_study(path: Path, accuracies: Mapping[tuple[str, float, int], tuple[float, ...]]) -> list[ReportRun]:
     for (method, alpha, epochs), values in accuracies.items():
         for seed, accuracy in enumerate(values):
             folder = RunFolder.create(path / f"{method}-{alpha}-{epochs}-{seed}", overwrite=False)
@@ -65,6 +66,11 @@ def test_latex_has_a_column_for_each_world_and_its_best_is_bold(runs: list[Repor
         r"fedavg & 30.00 $\pm$ 14.14 & \textbf{85.00 $\pm$ 7.07} \\",
         r"fedprox & \textbf{50.00 $\pm$ 0.00} & 65.00 $\pm$ 7.07 \\",
     ]
+
+
+def test_nothing_is_said_of_bold_where_nothing_is(tmp_path: Path) -> None:
+    runs = write_study(tmp_path, {("fedavg", 0.1, 1): (0.2,), ("fedavg", 1.0, 1): (0.8,)})
+    assert "bold" not in settings_as(runs, "latex") and "**" not in settings_as(runs, "md")
 
 
 def test_worlds_are_groups_of_the_figures_that_were_asked_for(runs: list[ReportRun]) -> None:

@@ -174,6 +174,16 @@ def test_one_configuration_under_two_names_has_two_rows(tmp_path: Path) -> None:
     assert [len(world.cells) for world in layout.worlds] == [2, 1] and len(set(layout.rows)) == len(layout.rows) == 3
 
 
+def test_settings_of_one_name_are_numbered(tmp_path: Path) -> None:
+    """Where their seeds are not the same, they are not told apart by their folders."""
+    trials = ("same", {"seed": 0, "method": {"mu": 1.0}}), ("same", {"seed": 1, "method": {"mu": 0.1}}), ("other", {})
+    assert [setting.label for setting in group_settings(runs_of(tmp_path, *trials))] == [
+        "same (1)",
+        "same (2)",
+        "other",
+    ]
+
+
 def test_runs_are_chosen_by_keys_methods_and_names(tmp_path: Path) -> None:
     runs = runs_of(
         tmp_path, ("a", skewed(0.1, name="fedavg")), ("b", skewed(1.0, name="fedprox")), ("c", skewed(1.0, name="moon"))

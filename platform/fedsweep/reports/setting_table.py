@@ -197,7 +197,8 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) ->
         index=[called(layout.rows[row]) for row in order],
         columns=_headings(columns, called, corner=corner),
     )
-    return SettingTable(frame=frame, bold=tuple(bold), notes=tuple(_notes(study, interval=interval)))
+    has_bold = bool(bold) and (form == "latex" or not is_single)
+    return SettingTable(frame=frame, bold=tuple(bold), notes=tuple(_notes(study, interval=interval, has_bold=has_bold)))
 
 
 def _figures(study: Study, style: TableStyle, *, is_single: bool) -> list[Figure]:
@@ -253,11 +254,11 @@ def row_order(study: Study, style: TableStyle, *, within: World | None = None) -
     return rows[: style.top]
 
 
-def _notes(study: Study, *, interval: bool) -> list[str]:
+def _notes(study: Study, *, interval: bool, has_bold: bool) -> list[str]:
     seeds = sorted({len(setting.counted) for setting in study.settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     spread = f"{_SPREAD}{f'; {_INTERVAL}' if interval else ''}; {counts} seed{'' if counts == '1' else 's'} a setting"
-    bold = ["bold: the best of its column"] if len(study.layout.worlds) > 1 else []
+    bold = ["bold: the best of its column"] if has_bold else []
     return [spread, *bold, *remarks(study.runs, study.settings)]
 
 

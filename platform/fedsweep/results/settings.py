@@ -13,7 +13,7 @@ from fedsweep.errors import InputError
 from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, mean_curve
 from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
-from fedsweep.results.texts import clean, some_of, without_shared_start
+from fedsweep.results.texts import clean, numbered, some_of, without_shared_start
 from fedsweep.results.view import SPENT, RunView, run_labels
 
 _LONGEST_REASON = 1000
@@ -194,7 +194,7 @@ def shortly_called(runs: Sequence[ReportRun]) -> list[ReportRun]:
 
 
 def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
-    """Return the runs grouped into settings, in the order of their first runs."""
+    """Return the runs grouped into settings, in the order of their first runs; no two labels are alike."""
     groups: dict[tuple[str, str], list[int]] = {}
     for index, run in enumerate(runs):
         groups.setdefault((run.view.name, setting_key(run.flat)), []).append(index)
@@ -202,7 +202,8 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
     labels = without_shared_start(
         [name if names[name] == 1 else runs[members[0]].label for (name, _), members in groups.items()]
     )
-    return [_setting(runs, members, label=clean(label)) for label, members in zip(labels, groups.values(), strict=True)]
+    unique = numbered([*map(clean, labels)])
+    return [_setting(runs, members, label=label) for label, members in zip(unique, groups.values(), strict=True)]
 
 
 def remarks_of(run: RunView) -> list[str]:

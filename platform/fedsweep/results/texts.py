@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -109,6 +110,12 @@ def without_shared_start(names: Sequence[str]) -> list[str]:
     shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False)))
     cut = [" ".join(own[shared:]) for own in words]
     return cut if all(cut) else list(names)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return names of which no two are alike: those that several have are followed by their place, from 1 on."""
+    counts = Counter(names)
+    return [name if counts[name] == 1 else f"{name} ({place})" for place, name in enumerate(names, 1)]
 
 
 def _parts(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.results.config_table import ConfigTable, config_table, is_aside, short_keys
 from fedsweep.results.keys import has_part, keys_below, resolved
 from fedsweep.results.settings import ReportRun, Setting, group_settings
-from fedsweep.results.texts import clean, some_of, value_text
+from fedsweep.results.texts import clean, numbered, some_of, value_text
 
 _WORLD, _TRAINING = ("scenario", "model"), ("training",)
 # Rates are tuned method by method, so they never make a world by themselves.
@@ -284,9 +284,7 @@ def _apart(
     crowded = {row for (row, _), count in cells.items() if count > 1}
     labels = [settings[p].label if row in crowded else names[row] for p, row in enumerate(row_of)]
     rows = list(dict.fromkeys(zip(row_of, labels, strict=True)))
-    counts = Counter(label for _, label in rows)
-    unique = [label if counts[label] == 1 else f"{label} ({n})" for n, (_, label) in enumerate(rows, 1)]
-    return unique, [rows.index(pair) for pair in zip(row_of, labels, strict=True)]
+    return numbered([label for _, label in rows]), [rows.index(pair) for pair in zip(row_of, labels, strict=True)]
 
 
 def _check_cells(
