@@ -110,6 +110,17 @@ def test_an_accuracy_is_in_percent_with_its_unit_whoever_it_is_of(runs: list[Rep
     assert figure_titles({})[WORST].is_share
 
 
+@pytest.mark.parametrize("x", ["rounds", "dirichlet_alpha"])
+def test_a_metric_that_is_a_share_is_in_percent(runs: list[ReportRun], figures: list[Figure], x: str) -> None:
+    config = {"evaluation": {"metrics": [{"name": "macro_f1", "unit": "share"}, {"name": "brier_score"}]}}
+    columns = {"macro_f1": (0.25, 0.5), "brier_score": (0.25, 0.5)}
+    views = [replace(r.view, config=r.view.config | config, columns={**r.view.columns, **columns}) for r in runs]
+    plot_runs([replace(run, view=view) for run, view in zip(runs, views, strict=True)], "a.png", x=x, y=[*columns])
+    share, score = figures[0].axes[0], figures[0].axes[-1 if x == "dirichlet_alpha" else 2]
+    assert [axes.get_ylabel() for axes in (share, score)] == ["macro f1 (%)", "brier score"]
+    assert [np.asarray(axes.lines[0].get_ydata())[-1] for axes in (share, score)] == [50, 0.5]
+
+
 def test_names_are_written_letter_by_letter() -> None:
     """Between two dollars matplotlib reads TeX: of an amount it makes italics, of half a formula an error."""
     names = ["$5 or $6", r"$\frac{x$"]

@@ -28,8 +28,7 @@ from fedsweep.figures.style import (
 )
 from fedsweep.results.curves import Curve, mean_curve
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
-from fedsweep.results.texts import is_accuracy
-from fedsweep.results.view import SPENT, load_runs
+from fedsweep.results.view import SPENT, is_share, load_runs
 from fedsweep.results.worlds import Study, World, study_of
 
 if TYPE_CHECKING:
@@ -89,7 +88,8 @@ def draw_world(axes: Axes, study: Study, world: World, name: str, *, x: str, log
         look: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "color": INK}
         axes.text(0.5, 0.5, "nothing measured yet", **look)
     scale_axes(axes, log_x=log_x, log_y=False)
-    name_axes(axes, x=axis_name(x), y=axis_name(name))
+    is_percent = is_share(name, (run.view for run in study.runs))
+    name_axes(axes, x=axis_name(x), y=axis_name(name, is_percent=is_percent))
 
 
 def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, label: str) -> bool:
@@ -106,7 +106,7 @@ def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, label
     points = np.array(curve.points(name, against=x)).T
     if not points.size:
         return False
-    if is_accuracy(name):
+    if name in curve.shares:
         points[1:] *= 100
     every = max(1, points.shape[1] // _MARKERS)
     axes.plot(*points[:2], color=look.colour, marker=look.marker, markersize=3.5, markevery=every, label=label)

@@ -30,8 +30,7 @@ from fedsweep.results.keys import resolved
 from fedsweep.results.seed_statistics import finite, number_in
 from fedsweep.results.selection import FIGURE_NAMES, figure_name, leading_figure
 from fedsweep.results.settings import ReportRun, group_settings
-from fedsweep.results.texts import is_accuracy
-from fedsweep.results.view import SPENT
+from fedsweep.results.view import SPENT, is_share
 from fedsweep.results.worlds import LayoutKeys, Study, World, study_of, world_keys
 
 if TYPE_CHECKING:
@@ -139,14 +138,15 @@ def _plot_over(study: Study, target: Path, *, figures: Sequence[str], key: str, 
             _draw_over(axes, study, worlds, y=name, key=key)
             low, high = axes.dataLim.minposx, axes.dataLim.x1
             scale_axes(axes, log_x=axes.dataLim.x0 > 0 and high > _WIDE * low, log_y=False)
-            name_axes(axes, x=called(f"{short}=").removesuffix("="), y=axis_name(name))
+            is_percent = is_share(name, (run.view for run in study.runs))
+            name_axes(axes, x=called(f"{short}=").removesuffix("="), y=axis_name(name, is_percent=is_percent))
     legend_below(figure, row_handles(study, called))
     label_outer(figure)
     save_figure(figure, target)
 
 
 def _draw_over(axes: Axes, study: Study, worlds: Sequence[World], *, y: str, key: str) -> None:
-    looks, times = setting_looks(study.methods), 100 if is_accuracy(y) else 1
+    looks, times = setting_looks(study.methods), 100 if is_share(y, (run.view for run in study.runs)) else 1
     for row in range(len(study.layout.rows)):
         points = []
         for setting in (study.settings[world.cells[row]] for world in worlds if row in world.cells):

@@ -188,9 +188,10 @@ def patch_handles(colours: Iterable[tuple[str, str]]) -> list[Any]:
     return [Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label) for label, colour in colours]
 
 
-def axis_name(quantity: str) -> str:
-    """Return an axis's name for this figure, with its unit."""
-    return _NAMES.get(quantity, quantity.replace("_", " ") + (" (%)" if is_accuracy(quantity) else ""))
+def axis_name(quantity: str, *, is_percent: bool = False) -> str:
+    """Return an axis's name for this figure, with its unit; accuracies are in percent always."""
+    unit = " (%)" if is_percent or is_accuracy(quantity) else ""
+    return _NAMES.get(quantity, quantity.replace("_", " ") + unit)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedsweep.results.seed_statistics import deviation, finite, mean
 from fedsweep.results.texts import is_accuracy, metric_text, metric_title
-from fedsweep.results.view import SPENT, RunView, spent_of
+from fedsweep.results.view import SPENT, RunView, is_share, spent_of
 from fedsweep.tasks.declaration import SHARE, Declaration
 
 # What a report draws, and how it is called there.
@@ -65,6 +65,7 @@ class Curve:
         figures: Columns that are known in some round.
         low: Over seeds, the mean less one sample standard deviation; empty for a single run.
         high: The mean and one deviation more; empty for a single run.
+        shares: Names of those figures that are shown in percent.
     """
 
     rounds: tuple[int, ...]
@@ -76,6 +77,7 @@ class Curve:
     spent: Mapping[str, Cells] = field(default_factory=dict)
     low: Mapping[str, Cells] = field(default_factory=dict)
     high: Mapping[str, Cells] = field(default_factory=dict)
+    shares: frozenset[str] = frozenset()
 
     def accuracy_by_bytes(self) -> list[tuple[float, float]]:
         """Return bytes and test accuracy of the rounds that were evaluated."""
@@ -115,6 +117,7 @@ def curve_of(run: RunView, names: Iterable[str] | None = None) -> Curve:
         flops=tuple(map(finite, accumulate(count or 0 for count in run.column("flops")))),
         spent={name: tuple(map(finite, run.column(name))) for name in spent_of([run])},
         figures={name: values for name, values in cells.items() if any(v is not None for v in values)},
+        shares=frozenset(name for name in cells if is_share(name, [run])),
     )
 
 
@@ -148,6 +151,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         figures=figures,
         low={name: over(lambda values: mean(values) - deviation(values), columns[name]) for name in figures},
         high={name: over(lambda values: mean(values) + deviation(values), columns[name]) for name in figures},
+        shares=curves[0].shares,
     )
 
 

@@ -19,11 +19,12 @@ from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
 from fedsweep.records import RoundRecord
 from fedsweep.results.seed_statistics import finite, mean
+from fedsweep.results.texts import is_accuracy
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, RESULT, ROUNDS, RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.runs.targets import reaches
-from fedsweep.tasks.declaration import Declaration
+from fedsweep.tasks.declaration import SHARE, Declaration
 
 UNFINISHED = "unfinished"
 # Columns that only a replay gives, up to each round's end; and what they are called.
@@ -246,6 +247,12 @@ def metrics_of(views: Iterable[RunView], *, by_client: bool = False) -> dict[str
     for view in views:
         declared = {**view.metrics, **(view.client_metrics if by_client else {}), **declared}
     return declared
+
+
+def is_share(figure: str, views: Iterable[RunView]) -> bool:
+    """Tell whether a figure of runs is shown in percent: accuracies, and metrics that say so."""
+    metrics = {} if is_accuracy(figure) else metrics_of(views, by_client=True)
+    return is_accuracy(figure) or (figure in metrics and metrics[figure].unit == SHARE)
 
 
 def spent_of(views: Iterable[RunView]) -> dict[str, str]:

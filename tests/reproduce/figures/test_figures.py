@@ -167,6 +167,14 @@ def test_curves_give_each_group_a_panel_with_a_legend(drawn: list[Figure], tmp_p
     assert all(axes.get_legend() is not None for axes in figure.axes) and not figure.legends
 
 
+def test_curves_of_a_metric_that_is_a_share_are_in_percent(drawn: list[Figure], tmp_path: Path) -> None:
+    run = run_view(accuracy=[0.1, 0.2])
+    run = replace(run, columns={**run.columns, "macro_f1": [0.25, 0.5]})
+    run = replace(run, config={**run.config, "evaluation": {"metrics": [{"name": "macro_f1", "unit": "share"}]}})
+    (axes,) = picture(drawn, tmp_path, kind="curves", y="macro_f1", runs=one_run(run, kind="curves")).axes
+    assert [y for _, y in points(axes)["A"]] == [25, 50] and axes.get_ylabel() == "macro f1 (%)"
+
+
 def test_curves_are_means_over_seeds_with_a_band_of_a_deviation_each_way(drawn: list[Figure], tmp_path: Path) -> None:
     figure = picture(drawn, tmp_path, kind="curves", x="total_bytes", y="test_accuracy", columns=["K=2"])
     (axes,) = figure.axes

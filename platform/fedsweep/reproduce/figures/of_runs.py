@@ -32,6 +32,7 @@ from fedsweep.figures.style import (
 )
 from fedsweep.reproduce.figures.scene import Scene, first_round, first_runs, panels_of
 from fedsweep.results.curves import curve_of, mean_curve
+from fedsweep.results.view import is_share
 from fedsweep.runs.run_folder import PICTURES
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def curves(scene: Scene) -> Figure:
     places = [(column, rows) for column in scene.columns for rows in shown.values()]
     titles = [" ".join(filter(None, (title, name))) for title in scene.titles for name in shown]
     figure, every = panels(titles, title=spec.title)
+    is_percent = is_share(y, (run for column, rows in places for row in rows for run in scene.of(row, column)))
     drawn = set()
     for axes, (column, rows) in zip(every, places, strict=True):
         own = looks(rows, ordered=spec.ordered) if spec.groups else scene.looks
@@ -61,7 +63,7 @@ def curves(scene: Scene) -> Figure:
             if curves and draw_curve(axes, mean_curve(curves), y, x=x, look=own[row], label=scene.name(row)):
                 drawn.add(row)
         scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
-        name_axes(axes, x=spec.x_label or axis_name(x), y=spec.y_label or axis_name(y))
+        name_axes(axes, x=spec.x_label or axis_name(x), y=spec.y_label or axis_name(y, is_percent=is_percent))
         if spec.groups and axes.lines:
             handles = [*axes.get_legend_handles_labels()[0], *band_handles([axes])]
             axes.legend(handles=handles, fontsize=6, ncols=2, frameon=False)
