@@ -148,9 +148,17 @@ RETURNS = [
     ("weighting", "weigh", lambda *_: ([1 / 3] * 3, {}), "must return a tensor of weights"),
     ("selection", "choose", lambda *_: (0, 1, 2), "must return (a tuple of client ids, state)"),
     ("selection", "choose", lambda *_: (("0", "1"), {}), "must return a tuple of int"),
+    ("selection", "choose", lambda *_: ((True, False), {}), "must return a tuple of int"),
+    (
+        "server_update",
+        "apply",
+        lambda *_: (torch.ones(28, requires_grad=True), {}),
+        "must return a vector without a grad",
+    ),
     ("pacing", "plan", nothing, "must return (sync points, state)"),
     ("pacing", "plan", lambda *_: ((1, 2), {}), "must return a tuple of SyncPoint"),
     ("evaluation", "predict", lambda *_: torch.ones(3), "must return logits ["),
+    ("evaluation", "predict", lambda s, m, u, inputs: torch.ones(len(inputs), 2), "4 classes or more], but returned a"),
     ("objective", "loss", lambda step: step.logits, "must return a scalar tensor, but returned a tensor of shape [4, "),
     ("objective", "loss", nothing, "must return a scalar tensor, but returned NoneType"),
     ("term", "init", nothing, "must return a memory, a mapping"),
@@ -164,6 +172,7 @@ RETURNS = [
     ("term", "finish", lambda *_: ({}, {"a": 1}), "must return a mapping to Tensor"),
     ("codec", "encode", lambda move, stream: move, "must return a mapping to Tensor"),
     ("codec", "decode", lambda message, size: torch.ones(1), "must decode 28 finite values"),
+    ("codec", "decode", nothing, "nothing (test_guard.py, line "),
     ("probe", "measure", lambda client: 0.5, "must return a mapping to Tensor"),
 ]
 

@@ -184,7 +184,11 @@ def items(*of: type) -> Rule:
     """Return the rule for a tuple of such things."""
 
     def check_items(answer: Any, call: Call) -> None:
-        if not isinstance(answer, tuple | list) or not all(isinstance(item, of) for item in answer):
+        # A bool is an int in Python, but no client's number.
+        fits = isinstance(answer, tuple | list) and all(
+            isinstance(item, of) and item.__class__ is not bool for item in answer
+        )
+        if not fits:
             raise call.wrong(f"a tuple of {of[0].__name__}", answer)
 
     return check_items
@@ -211,6 +215,8 @@ def finite_vector(answer: Any, call: Call) -> None:
     like = call.like
     if not isinstance(answer, Tensor) or answer.shape != like.shape or answer.dtype != like.dtype:
         raise call.wrong(f"a vector of shape {list(like.shape)} and {like.dtype}, and its state", answer)
+    if answer.requires_grad:
+        raise call.wrong("a vector without a gradient (detach it, or compute under torch.no_grad())", answer)
     # The model that the hook was given, if any, has been looked at before.
     if answer is not call.args[1] and not bool(torch.isfinite(answer).all()):
         count = int((~torch.isfinite(answer)).sum())

@@ -16,7 +16,7 @@ from fedsweep.components.aggregation import Refinement, Weighting, by_samples
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.engine.ledger import Ledger, Size, whole_values
+from fedsweep.engine.ledger import Ledger, Size, payload_sizes, whole_values
 from fedsweep.errors import InvariantError
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.testing import play_round, run_rounds
@@ -213,6 +213,11 @@ def test_registration_is_sample_counts_and_label_counts_where_they_are_read() ->
     assert seams_engine().registration_bytes == 6 * 4
     assert seams_engine(weighting=Introduced()).registration_bytes == 6 * 4 * (1 + 4)
     assert seams_engine().start().total_bytes == 6 * 4
+
+
+def test_a_complex_number_of_a_payload_is_two_values() -> None:
+    assert payload_sizes({"a": torch.zeros(3, dtype=torch.complex64)}) == {"a": Size(6, 24)}
+    assert payload_sizes({"a": torch.zeros(3, dtype=torch.complex128)}) == {"a": Size(6, 24)}
 
 
 def test_the_ledger_adds_by_client_direction_and_kind() -> None:

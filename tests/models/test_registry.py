@@ -56,6 +56,15 @@ def three_logits(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
 
+class Pair(nn.Sequential):
+    def forward(self, inputs):
+        return super().forward(inputs), inputs
+
+
+def with_features(*, input_shape, num_classes):
+    return Pair(nn.Flatten(), nn.Linear(64, num_classes))
+
+
 class Tied(nn.Sequential):
     def unit_groups(self):
         return (unit_group(self, name="hidden", layers=["1"], norms=[], consumers=["3"], modules=["2"]),)
@@ -226,6 +235,7 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
     ("attribute", "options", "message"),
     [
         ("three_logits", {}, r"must give logits \[2, 4\] for two samples, but gave \[2, 3\]"),
+        ("with_features", {}, "must give one tensor of outputs, but gave a tuple"),
         ("tied", {}, "must not tie parameters of a unit group, but 'module.1.weight' and 'module.2.weight' are the"),
         ("frozen", {}, "must train at least one parameter"),
         ("moving", {}, "the buffer 'module.seen' changes in training, but state_dict leaves it out"),

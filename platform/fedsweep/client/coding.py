@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsweep.client.messages import ClientSide, Reply
 from fedsweep.components.codec import Codec, Shapes
 from fedsweep.errors import InvariantError
-from fedsweep.guard import ask
+from fedsweep.guard import ask, wrong
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -260,6 +260,8 @@ def sent_down(
 
 def _decoded(codec: Codec, message: Payload, size: int) -> Tensor:
     move = codec.decode(message, size) if size else torch.zeros(0)
+    if not isinstance(move, Tensor):
+        raise wrong(codec, "decode", must=f"a tensor of {size} values", answer=move, when="for a message of its own")
     # The sum first, one number; it may overflow where all values are finite, so only then each is looked at.
     finite = move.shape == (size,) and (math.isfinite(float(move.sum())) or bool(torch.isfinite(move).all()))
     if not finite:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.components.evaluation import Evaluation
 from fedsweep.components.metrics import Metric, measured
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.guard import ask
+from fedsweep.guard import ask, wrong
 from fedsweep.records import ClientUpdate, State
 from fedsweep.tasks.base import Task
 from fedsweep.trees import Inputs, any_of, as_tensors, placed, sample_values, targets_of
@@ -132,6 +132,9 @@ class Evaluator:
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
                 answer = ask(evaluation, "predict", state, model, updates, inputs, like=targets, when=when)
+                if self._task.has_classes and answer.shape[1] <= (last := int(targets.max())):
+                    must = f"logits [{len(targets)}, {last + 1} classes or more]"
+                    raise wrong(evaluation, "predict", must=must, answer=answer, when=when)
                 if self._metrics:
                     outputs.append(answer.cpu())
                 truth = any_of(inputs) if self._task.of_inputs else targets

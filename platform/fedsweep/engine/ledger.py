@@ -40,8 +40,14 @@ def whole_values(sizes: Mapping[str, int]) -> dict[str, Size]:
 
 
 def payload_sizes(tensors: Payload) -> dict[str, Size]:
-    """Return tensors' sizes by name: booleans a bit each, packed; of narrow types their own bytes, of others four."""
-    return {name: _size(tensor, min(tensor.element_size(), BYTES_PER_VALUE)) for name, tensor in tensors.items()}
+    """Return tensors' sizes by name: booleans a bit each, packed; of narrow types their own bytes, of others four.
+
+    A complex number is two.
+    """
+    return {
+        name: _size(tensor, min(tensor.element_size(), BYTES_PER_VALUE * (1 + tensor.is_complex())))
+        for name, tensor in tensors.items()
+    }
 
 
 def message_sizes(tensors: Payload, dtype: torch.dtype) -> dict[str, Size]:

@@ -123,6 +123,9 @@ def try_out(network: Network, *, name: str, outputs: tuple[int, ...]) -> Tensor:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"model {name!r} can't take inputs {_shapes(inputs)}: {error}") from error
     network.train(was_training)
+    for answer in (features, logits):
+        if not isinstance(answer, Tensor):
+            raise ConfigError(f"model {name!r} must give one tensor of outputs, but gave a {type(answer).__name__}")
     if tuple(logits.shape) != (2, *outputs):
         kind = "logits" if len(outputs) == 1 else "outputs"
         raise ConfigError(

@@ -182,4 +182,6 @@ class MeasuringFleet(LocalFleet):
 def _bytes(tensors: Payload) -> int:
     bits = [t for t in tensors.values() if t.dtype == torch.bool]
     values = [t for t in tensors.values() if t.dtype != torch.bool]
-    return sum(-(-t.numel() // 8) for t in bits) + sum(min(4, t.element_size()) * t.numel() for t in values)
+    return sum(-(-t.numel() // 8) for t in bits) + sum(
+        min(4 * (1 + t.is_complex()), t.element_size()) * t.numel() for t in values
+    )

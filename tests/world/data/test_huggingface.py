@@ -148,3 +148,32 @@ def test_a_damaged_picture_is_said_in_one_line(tmp_path: Path) -> None:
     (place / "train" / "ant" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n no picture")
     with pytest.raises(DataError, match="can't be loaded"):
         load(place)
+
+
+def test_a_picture_of_sixteen_bits_is_refused(tmp_path: Path) -> None:
+    place = folder_of_pictures(tmp_path / "mine")
+    Image.fromarray(np.full((5, 6), 40_000, np.uint16)).save(place / "train" / "ant" / "deep.png")
+    with pytest.raises(DataError, match=r"more than 8 bits a channel \(mode I;16\); save it with 8"):
+        load(place)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("columns=age&label=dose", "the column dose is not filled: 1 of 3 rows have no value, the first is row 2"),
+        ("columns=dose&label=age", "the column dose is not filled"),
+        ("columns=age&label=group", "the column group is not filled: 2 of 3 rows have no value, the first is row 1"),
+        ("columns=age&label=age2&writer=group", "the column group is not filled"),
+    ],
+)
+def test_a_table_that_lacks_something_is_said_in_one_line(options: str, said: str, tmp_path: Path) -> None:
+    columns = {"age": [1, 2, 3], "age2": [1, 2, 3], "dose": [0.5, None, 0.7], "group": [None, "b", None]}
+    datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "rows.parquet"))
+    with pytest.raises(DataError, match=said):
+        load(f"{tmp_path}?{options}")
+
+
+def test_a_folder_without_pictures_is_told_what_to_say(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("age,dose\n1,0.5\n")
+    with pytest.raises(DataError, match=r"there are no pictures in .*; of a table say \?columns=A,B&label=C behind"):
+        load(f"{tmp_path}?label=dose")

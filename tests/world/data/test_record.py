@@ -60,7 +60,10 @@ def test_a_dataset_is_frozen_and_picklable() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_images": np.zeros((4, 3, 5), np.uint8)}, r"train_images must be a non-empty array \[S, C, H, W\]"),
+        (
+            {"train_images": np.zeros((4, 3, 5), np.uint8)},
+            r"train_images must be a non-empty numpy array \[S, C, H, W\]",
+        ),
         ({"train_images": np.zeros((0, 2, 3, 5), np.uint8)}, "non-empty"),
         ({"train_images": [[1]]}, "list"),
         ({"test_images": np.zeros((2, 2, 3, 5), np.int32)}, "uint8 or float32"),

@@ -287,7 +287,9 @@ def test_check_parts_refuses(parts: list[list[float]], message: str) -> None:
         check_parts([np.array(part) for part in parts], num_samples=5, num_clients=2)
 
 
-@pytest.mark.parametrize(("parts", "named"), [(None, "NoneType"), ((part for part in ()), "generator")])
+@pytest.mark.parametrize(
+    ("parts", "named"), [(None, "NoneType"), ((part for part in ()), "generator"), ({0: [0], 1: [1]}, "dict")]
+)
 def test_check_parts_refuses_what_is_no_list_of_parts(parts: Any, named: str) -> None:
     with pytest.raises(InvariantError, match=f"one index array per client .*, not {named}"):
         check_parts(parts, num_samples=5, num_clients=2)

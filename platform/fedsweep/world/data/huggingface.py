@@ -72,7 +72,7 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     # Which column and which split is what, is no matter of the files.
     choice = hashlib.blake2b(repr(sorted(source.options.items())).encode(), digest_size=6).hexdigest()
     arrays = cached_arrays(
-        f"hf-pictures-{image_size or 'own'}-{choice}",
+        f"hf-images-{image_size or 'own'}-{choice}",
         sources=[Path(file["filename"]) for part in used for file in part.cache_files],
         decode=lambda: _decoded(source, used, image_size=image_size),
     )
@@ -113,7 +113,7 @@ def _part(source: Source, part: datasets.Dataset, *, image_size: int | None) -> 
     images, label = source.column("image", part), source.column("label", part)
     return {
         "images": _pictures(source.name, part.select_columns([images]), images, image_size=image_size),
-        "labels": np.asarray(part[label][:], dtype=np.int64),
+        "labels": source.values(label, part).astype(np.int64),
     }
 
 
@@ -128,6 +128,8 @@ def _pictures(name: str, rows: datasets.Dataset, column: str, *, image_size: int
             raise DataError(
                 f"{name}: a picture has {picture.width} x {picture.height} pixels, more than {_MOST_PIXELS}"
             )
+        if picture.mode.startswith(("I", "F")):  # to be converted, all above 255 would become white
+            raise DataError(f"{name}: a picture has more than 8 bits a channel (mode {picture.mode}); save it with 8")
         picture = picture.convert("L" if picture.mode in ("1", "L") else "RGB")
         if image_size is not None:
             picture = picture.resize((image_size, image_size), Resampling.BILINEAR)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -76,7 +76,18 @@ def open_splits(place: str, options: Mapping[str, str], *, download: bool) -> Ma
     reader = "parquet" if any(folder.rglob("*.parquet")) else "imagefolder"
     if reader != "parquet" and ("text" in options or "columns" in options):
         reader = next((reader for end, reader in _TABLES.items() if any(folder.rglob(f"*.{end}"))), reader)
+    if reader == "imagefolder" and not _has_pictures(folder):
+        raise DataError(
+            f"{PREFIX}{place}: there are no pictures in {folder}; of a table say ?columns=A,B&label=C behind the name,"
+            " of texts ?text=COLUMN"
+        )
     return dict(library.load_dataset(reader, data_dir=str(folder)))
+
+
+def _has_pictures(folder: Path) -> bool:
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    return any(file.suffix.lower() in ImageFolder.EXTENSIONS for file in folder.rglob("*"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +125,15 @@ class Source:
             raise DataError(f"{self.name}: {unknown_name('column', column, of.column_names)}")
         return column
 
+    def values(self, column: str, of: datasets.Dataset) -> NDArray[Any]:
+        """Return a column's values [S], of which none may be missing."""
+        values = of[column][:]
+        missing = [row for row, value in enumerate(values) if value is None]
+        if missing:
+            rows = f"{len(missing)} of {len(values)} rows have no value, the first is row {missing[0] + 1}"
+            raise DataError(f"{self.name}: the column {column} is not filled: {rows}")
+        return np.asarray(values)
+
     def writers(self, parts: Sequence[datasets.Dataset]) -> list[NDArray[np.int64] | None]:
         """Return each sample's natural client [S], numbered over all parts, the training's first.
 
@@ -122,7 +142,7 @@ class Source:
         if (writer := self.options.get("writer")) is None:
             return [None] * len(parts)
         self.named(writer, parts[0])
-        values = [np.asarray(part[writer][:]) if writer in part.column_names else None for part in parts]
+        values = [self.values(writer, part) if writer in part.column_names else None for part in parts]
         names = np.unique(np.concatenate([part for part in values if part is not None]))
         return [None if part is None else np.searchsorted(names, part).astype(np.int64) for part in values]
 

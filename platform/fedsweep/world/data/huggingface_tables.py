@@ -101,7 +101,7 @@ def _rows(source: Source, part: datasets.Dataset) -> NDArray[np.float32]:
     for name in map(str.strip, source.options["columns"].split(",")):
         if name == source.options["label"]:
             raise DataError(f"{source.name}: the column {name} is learned, so it can't be an input, too")
-        values = np.asarray(part[source.named(name, part)][:])
+        values = source.values(source.named(name, part), part)
         if values.ndim != 1 or values.dtype.kind not in "buif":
             raise DataError(f"{source.name}: the column {name} must hold numbers")
         columns.append(values.astype(np.float32))
@@ -110,7 +110,7 @@ def _rows(source: Source, part: datasets.Dataset) -> NDArray[np.float32]:
 
 def _labels(source: Source, column: str, used: list[datasets.Dataset]) -> tuple[list[Array], tuple[str, ...]]:
     """Return targets [S]: classes with their names, or numbers without."""
-    values = [np.asarray(part[source.named(column, part)][:]) for part in used]
+    values = [source.values(source.named(column, part), part) for part in used]
     names = getattr(used[0].features[column], "names", None)
     if values[0].dtype.kind == "f":
         return [part.astype(np.float32) for part in values], ()

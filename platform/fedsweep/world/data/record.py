@@ -287,8 +287,8 @@ def integers(values: Any, what: str, *, length: int, each: str = "sample") -> ND
 def _array(values: Any, what: str) -> Array:
     """Return an array in one piece of memory, or a structured one as it is."""
     if not isinstance(values, np.ndarray) or values.ndim < 1 or 0 in values.shape:
-        shape = getattr(values, "shape", type(values).__name__)
-        raise DataError(f"{what} must be a non-empty array [samples, ...], but is {shape}")
+        shape = values.shape if isinstance(values, np.ndarray) else f"a {type(values).__name__}"
+        raise DataError(f"{what} must be a non-empty numpy array [samples, ...], but is {shape}")
     if values.dtype.names is None and values.dtype.kind not in _KINDS:
         raise DataError(f"{what} must be bool, integers or floats, but is {values.dtype}")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -328,8 +328,8 @@ def _labels(values: Any, what: str, *, length: int, num_classes: int) -> NDArray
 
 def _pictures(images: Any, what: str) -> Array:
     if not isinstance(images, np.ndarray) or images.ndim != 4 or 0 in images.shape:
-        shape = getattr(images, "shape", type(images).__name__)
-        raise DataError(f"{what} must be a non-empty array [S, C, H, W], but is {shape}")
+        shape = images.shape if isinstance(images, np.ndarray) else f"a {type(images).__name__}"
+        raise DataError(f"{what} must be a non-empty numpy array [S, C, H, W], but is {shape}")
     if images.dtype not in (np.uint8, np.float32):
         raise DataError(f"{what} must be uint8 or float32, but is {images.dtype}")
     return _array(images, what)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,7 +66,8 @@ def check_parts(parts: Sequence[Indices], *, num_samples: int, num_clients: int)
     Raises:
         InvariantError: there is not one array per client, an index is out of range, or a sample was given away twice.
     """
-    answer = len(parts) if hasattr(parts, "__len__") else type(parts).__name__
+    is_list = hasattr(parts, "__len__") and not isinstance(parts, Mapping)
+    answer = len(parts) if is_list else type(parts).__name__
     if answer != num_clients:
         raise InvariantError(f"a partition must return one index array per client ({num_clients}), not {answer}")
     joined = np.concatenate([np.asarray(part) for part in parts])
