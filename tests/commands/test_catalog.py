@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +73,47 @@ def test_show_of_a_table_as_json_has_everything_resolved(fedsweep: Command) -> N
     assert (method["high_interval"], method["low_interval"], method["orders"]) == ("a", "b", 10)
     code, _, err = fedsweep("show", "quickstart/fedavg", "--json")
     assert code == 2 and "lacks the section table:" in err
+
+
+OWN = '''
+from fedsweep import Card, FederatedMethod, Limit, with_card
+
+
+@with_card(Card(limits=(Limit(given={"mu": 0.0}),)))
+def mine(*, mu: float = 0.1) -> FederatedMethod:
+    """A method of one's own."""
+    return FederatedMethod(name="mine", source="Me 2026")
+
+
+@with_card(Card())
+def unfinished(*, mu: float) -> FederatedMethod:
+    """A method without a default."""
+    return FederatedMethod(name="unfinished", source="")
+'''
+
+
+@pytest.fixture
+def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shown_methods.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_show_of_a_method_of_ones_own_has_what_its_card_says(fedsweep: Command) -> None:
+    code, out, _ = fedsweep("show", "shown_methods:mine")
+    assert code == 0 and out.startswith("component shown_methods:mine: your own\n")
+    assert "executors: loop, lanes" in out and "mu=0.0: the models of fedavg, bit for bit" in out
+    assert out.endswith("source in full: Me 2026\n")
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_a_method_that_can_not_be_built_as_it_is_shows_its_parameters_and_has_no_json(fedsweep: Command) -> None:
+    code, out, _ = fedsweep("show", "shown_methods:unfinished")
+    assert code == 0 and "(must be given)" in out
+    code, _, err = fedsweep("show", "shown_methods:unfinished", "--json")
+    assert code == 2 and "method 'shown_methods:unfinished' cannot be built (TypeError:" in err
+
+
+def test_what_is_not_there_has_no_heading(fedsweep: Command) -> None:
+    code, out, err = fedsweep("show", "fedsweep:nothing_of_that_name")
+    assert (code, out) == (2, "") and "unknown attribute" in err

@@ -88,8 +88,7 @@ def show(
     everything = {kind: _of_kind(kind) for kind in KINDS}
     entries_of_name = [(kind, entry) for kind, entries in everything.items() for entry in entries if entry.name == name]
     if not entries_of_name and is_reference(name):
-        print(f"component {name}: your own")
-        _print_builder(resolve_reference("component", name))
+        _print_own(name, resolve_reference("component", name))
         return
     if not entries_of_name:
         names = {entry.name for entries in everything.values() for entry in entries}
@@ -135,6 +134,22 @@ def _print_entry(kind: str, entry: Named) -> None:
             print(f"executors: {executors(builder)}")
     if text := entry.text():
         print(text)
+
+
+def _print_own(name: str, builder: Callable[..., Any]) -> None:
+    """Print what there is to say of a component of one's own; of a method with a card, what is read off it, too."""
+    from fedsweep.card import card_of
+    from fedsweep.config.signatures import describe
+
+    print(f"component {name}: your own")
+    _print_builder(builder)
+    if card_of(builder) is None or any(row.default is None for row in describe(builder)):
+        return
+    from fedsweep.commands.listing.method_description import executors, method_facts
+
+    facts = method_facts(name)
+    print(f"executors: {executors(builder)}")
+    print(facts.text())
 
 
 def _print_builder(builder: Callable[..., Any], *, provided: tuple[str, ...] = (), headed: bool = False) -> None:

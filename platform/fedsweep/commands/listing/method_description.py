@@ -19,6 +19,7 @@ from fedsweep.config.signatures import ParameterRow, describe, first_paragraph
 from fedsweep.config.tables import TABLES
 from fedsweep.errors import ConfigError, FedsweepError
 from fedsweep.method import SEAMS, FederatedMethod, merge
+from fedsweep.plugins import call_builder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ def method_facts(name: str) -> MethodFacts:
     card = card_of(builder)
     if card is None:
         raise ConfigError(f"method {name} has no card; put @with_card(Card(...)) on its builder")
-    method: FederatedMethod = builder()
+    method: FederatedMethod = call_builder("method", name, builder, gives=FederatedMethod)
     components = list(_components(method))
     docs = [inspect.getdoc(builder) or "", *(inspect.getdoc(type(c)) or "" for c in components)]
     return MethodFacts(
