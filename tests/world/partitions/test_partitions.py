@@ -131,6 +131,18 @@ def test_dirichlet_draws_have_the_distribution_s_moments() -> None:
     assert shares.var(axis=0) == pytest.approx(0.1875 / 2.2, rel=0.03)
 
 
+@pytest.mark.parametrize("concentration", [1e-250, 1e-320, 5e-324])
+def test_a_draw_at_the_smallest_concentrations_is_its_limit(concentration: float) -> None:
+    """One client has all of a class; a client that is drawn has one class, as often as the class is frequent."""
+    spec = {"dirichlet_alpha": concentration, "repair": True, "min_samples": 1}
+    sizes = [len(part) for part in split({"kind": "quantity", **spec}, clients=5)]
+    assert sorted(sizes) == [1, 1, 1, 1, 1996]
+    labels = np.repeat([0, 1], [900, 100])
+    parts = split({"kind": "drawn", "dirichlet_alpha": concentration}, labels, 200)
+    classes = [set(labels[part]) for part in parts]
+    assert {*map(len, classes)} == {1} and sum(own == {0} for own in classes) == pytest.approx(180, abs=15)
+
+
 def test_dirichlet_gives_up_after_max_draws_and_says_what_to_change() -> None:
     with pytest.raises(DataError, match=r"none of 7 draws .* min_samples=40 .*dirichlet_alpha.*repair=true"):
         split({"kind": "dirichlet", "dirichlet_alpha": 0.01, "min_samples": 40, "max_draws": 7}, clients=40)

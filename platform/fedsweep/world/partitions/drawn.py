@@ -10,7 +10,7 @@ import numpy as np
 from fedsweep.parameters.ranges import Count, Positive
 from fedsweep.streams import Stream
 from fedsweep.world.partitions.base import Partition
-from fedsweep.world.partitions.draws import Floats, Indices, log_dirichlet
+from fedsweep.world.partitions.draws import SMALLEST_CONCENTRATION, Floats, Indices, log_dirichlet
 from fedsweep.world.population import Built, Drawn
 
 
@@ -60,7 +60,9 @@ class DrawnClients(Partition):
         if self.dirichlet_alpha is None:
             return shares_C
         own_C = np.zeros(len(shares_C))
-        concentrations = self.dirichlet_alpha * shares_C[shares_C > 0]
+        # So that the classes' are as large as their shares, however small all are.
+        alpha = max(self.dirichlet_alpha, SMALLEST_CONCENTRATION / shares_C[shares_C > 0].min())
+        concentrations = alpha * shares_C[shares_C > 0]
         logs = log_dirichlet(concentrations, concentrations.shape, generator)
         weights = np.exp(logs - logs.max())
         own_C[shares_C > 0] = weights / weights.sum()

@@ -9,6 +9,8 @@ Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _ALTERNATIONS = 1000
+# At what is smaller a draw is its limit, all for one, already; divided by less, logarithms would be infinite.
+SMALLEST_CONCENTRATION = 1e-290
 
 
 def log_dirichlet(concentration: float | Floats, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
@@ -19,6 +21,7 @@ def log_dirichlet(concentration: float | Floats, shape: tuple[int, ...], rng: np
     A gamma variable of shape a is one of shape a + 1 times U^(1/a). In logarithms that stays finite at any
     concentration, where the plain draw underflows to zeros.
     """
+    concentration = np.maximum(concentration, SMALLEST_CONCENTRATION)
     return np.log(rng.standard_gamma(concentration + 1.0, shape)) - rng.standard_exponential(shape) / concentration
 
 
