@@ -3,9 +3,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
-from fedsweep.sweeps.fairness import comparable, notes, world_of
+from fedsweep.sweeps.fairness import chooser_of, comparable, notes, world_of
 from fedsweep.sweeps.prepared_trial import overlaid
 from fedsweep.sweeps.space import Trial, list_trials
 
@@ -19,7 +21,8 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 def said(space: dict[str, Any], **sweep: Any) -> list[str]:
     base = load_config({"sweep": {"space": space, **sweep}})
     trials = list_trials(base)
-    return notes(trials, [with_values(base, trial.values) for trial in trials])
+    configs = [with_values(base, trial.values) for trial in trials]
+    return notes(trials, configs, chooser=chooser_of(base))
 
 
 def test_methods_over_shared_seeds_need_no_note() -> None:
@@ -29,6 +32,28 @@ def test_methods_over_shared_seeds_need_no_note() -> None:
 def test_another_scenario_is_said_to_be_another_world() -> None:
     [note] = said({"scenario.partition.dirichlet_alpha": {"grid": [0.1, 1.0]}, "seed": {"grid": [0, 1]}})
     assert "scenario.partition.dirichlet_alpha" in note and "different worlds" in note
+
+
+@pytest.mark.parametrize(
+    ("key", "said_of_it"),
+    [
+        ({"scheduler": "asha"}, ", but sweep.scheduler=asha judges all of them alike"),
+        ({"scheduler": "median"}, ", but sweep.scheduler=median judges all of them alike"),
+        ({"scheduler": "front", "metric": ["test_accuracy", "total_bytes"], "mode": ["max", "min"]}, "with each other"),
+        (
+            {"space": {"training.rounds": {"rungs": [1, 3]}}},
+            ", but the choice of the best third judges all of them alike",
+        ),
+    ],
+)
+def test_what_ends_trials_across_worlds_is_named(key: dict[str, Any], said_of_it: str) -> None:
+    space = {
+        "scenario.partition.dirichlet_alpha": {"grid": [0.1, 1.0]},
+        "seed": {"grid": [0, 1]},
+        **key.pop("space", {}),
+    }
+    note = said(space, **key)[0]
+    assert "different worlds" in note and said_of_it in note
 
 
 def test_training_keys_share_the_world_but_are_named() -> None:

@@ -70,10 +70,13 @@ def plans_with_budgets(config: Config) -> bool:
     return type(build_method(config).pacing).costs is not Pacing.costs
 
 
-def notes(trials: Sequence[Trial], configs: Sequence[Config], *, knows_seeds: bool = True) -> list[str]:
+def notes(
+    trials: Sequence[Trial], configs: Sequence[Config], *, knows_seeds: bool = True, chooser: str | None = None
+) -> list[str]:
     """Return notes for a reader of the comparison; none where trials differ in method and seed alone.
 
     The trials' resolved configurations are in the same order. Where a search will give them seeds, these are not known.
+    A chooser is what judges trials while the sweep goes on without a look at their worlds; see :func:`chooser_of`.
     """
     trees = [config.tree() for config in configs]
     planning = [tree for tree, config in zip(trees, configs, strict=True) if plans_with_budgets(config)]
@@ -84,6 +87,7 @@ def notes(trials: Sequence[Trial], configs: Sequence[Config], *, knows_seeds: bo
         sentences.append(
             f"trials differ in {_listed(changed)}: these are different worlds, and only trials of the same world are"
             " compared with each other"
+            + (f", but {chooser} judges all of them alike, as if they shared one" if chooser else "")
         )
     if changed := _differing(trees, _PRACTICE):
         sentences.append(
@@ -91,6 +95,13 @@ def notes(trials: Sequence[Trial], configs: Sequence[Config], *, knows_seeds: bo
             " from these keys as well as from the method"
         )
     return sentences + (_seed_notes(trials) if knows_seeds else [])
+
+
+def chooser_of(config: Config) -> str | None:
+    """Return what ends trials by their figures alone; None where nothing does, or world by world."""
+    if config.sweep.scheduler not in (None, "front"):
+        return f"sweep.scheduler={config.sweep.scheduler}"
+    return None if config.sweep.rungs is None else "the choice of the best third"
 
 
 def _seed_notes(trials: Sequence[Trial]) -> list[str]:

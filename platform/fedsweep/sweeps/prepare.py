@@ -14,7 +14,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.guard import guarded
-from fedsweep.sweeps.fairness import notes
+from fedsweep.sweeps.fairness import chooser_of, notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.reuse import check_code, extended
@@ -89,7 +89,8 @@ def prepare(
     full = _check_trials(config, samples, datasets)
     if trials is None:
         knows_seeds = config.sweep.search != "optuna"
-        sentences += notes([e.trial for e in samples], [e.config for e in samples], knows_seeds=knows_seeds)
+        configs, chooser = [e.config for e in samples], chooser_of(config)
+        sentences += notes([e.trial for e in samples], configs, knows_seeds=knows_seeds, chooser=chooser)
     prepared = PreparedSweep(
         config=config,
         folder=folder,
