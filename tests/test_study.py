@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 import torch
+import yaml
 
 import fedsweep
 from fedsweep.cli import main
@@ -79,6 +81,20 @@ def test_frames_have_the_figures_of_the_tables(folder: Path, results: fedsweep.R
     assert len(by_round) == 8
     sent = [sum(result.rounds.column("bytes_up").to_pylist()) for result in results]
     assert by_round.groupby("setting")["bytes_up"].sum().tolist() == [sum(sent[:2]), sum(sent[2:])]
+
+
+def test_a_varied_key_with_numbers_is_a_column_of_numbers(folder: Path, tmp_path: Path) -> None:
+    methods = ({"name": "fedavgm", "momentum": 0.5}, {"name": "fedprox", "mu": 0.1}, {"name": "fedprox", "mu": 1})
+    for number, method in enumerate(methods):
+        (tmp_path / str(number)).mkdir()
+        tree = yaml.safe_load((folder / "fedavg-0" / "config.yaml").read_text())
+        training = {**tree["training"], "rounds": (4, 16, 8)[number]}
+        text = yaml.safe_dump({**tree, "method": method, "training": training})
+        (tmp_path / str(number) / "config.yaml").write_text(text)
+    frame = fedsweep.load(tmp_path).to_pandas()  # type: ignore[call-overload]
+    assert frame.sort_values("training.rounds")["training.rounds"].tolist() == [4, 8, 16]
+    assert frame[frame["method.mu"] == 1]["run"].tolist() == [frame["run"][2]] and np.isnan(frame["method.mu"][0])
+    assert frame["method.name"].tolist() == ["fedavgm", "fedprox", "fedprox"]
 
 
 def test_runs_without_a_round_are_an_empty_frame(folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fedsweep.finished.saved_model import existing, load_model
 from fedsweep.reports.compare import compared_runs
 from fedsweep.reports.setting_table import setting_rows, world_frame
 from fedsweep.reproduce.outputs import Table, has_outputs
-from fedsweep.results.config_table import config_table
+from fedsweep.results.config_table import as_numbers, config_table
 from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
 from fedsweep.results.view import metrics_of
@@ -250,6 +250,7 @@ class Results(Sequence[Result]):
         if by != "run":
             raise ConfigError(f"runs are laid out by 'run', 'setting' or 'round', but not by {by!r}")
         table = config_table([run.flat for run in self._runs])
+        varied = {key: as_numbers([row[at] for row in table.cells]) for at, key in enumerate(table.differing)}
         shown = (*_SHOWN, *metrics_of(run.view for run in self._runs))
         return pd.DataFrame(
             [
@@ -261,7 +262,7 @@ class Results(Sequence[Result]):
                     "status": run.status,
                     "rounds": run.num_rounds,
                     **{name: run.view.figure(name) for name in shown},
-                    **dict(zip(table.differing, table.cells[place], strict=True)),
+                    **{key: values[place] for key, values in varied.items()},
                     "folder": str(run.folder),
                 }
                 for place, run in enumerate(self._runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,16 @@ def config_table(flats: Sequence[Mapping[str, str]]) -> ConfigTable:
         cells=tuple(tuple(flat.get(key, "") for key in differing) for flat in flats),
         common=tuple((key, flats[0][key]) for key in keys if is_common[key]),
     )
+
+
+def as_numbers(cells: Sequence[str]) -> list[Any]:
+    """Return a key's values as numbers, NaN where a configuration lacks it; as they are where one of them is none."""
+    filled = [cell for cell in cells if cell not in ("", "null")]
+    try:
+        numbers = {cell: int(cell) if cell.lstrip("-").isdecimal() else float(cell) for cell in filled}
+    except ValueError:
+        return [*cells]
+    return [numbers.get(cell, math.nan) for cell in cells] if filled else [*cells]
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
