@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
 from fedsweep.components import (
     ClientTest,
     ClientUpdate,
@@ -120,6 +120,10 @@ class OneModelEach(ServerUpdate):
 
     def init(self, context: ServerContext) -> State:
         """Return the other clusters' params [J - 1, P] before round 1; nobody has been assigned yet."""
+        if self.clusters > context.num_clients:
+            raise ConfigError(
+                f"method.clusters must not exceed scenario.clients, but {self.clusters} > {context.num_clients}"
+            )
         others = [
             _shuffled(context.vector, context.layout, self.shuffled, context.stream.child("cluster", j).torch())
             for j in range(1, self.clusters)
@@ -249,7 +253,7 @@ def ifca(*, clusters: Count = 2, shuffled: PositiveShare = 1.0) -> FederatedMeth
     and keeps the best. Batch norm's statistics are one for all clusters.
 
     Args:
-        clusters: Models on the server; 1: FedAvg.
+        clusters: Models on the server, as many as clients at most; 1: FedAvg.
         shuffled: Share of each tensor's values that has another place in each further cluster's first model, above 0.
             Small values, 0.01 say, keep a pretrained model.
     """

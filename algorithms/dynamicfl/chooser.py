@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from fedsweep import ConfigError, Stream
 from fedsweep.components import Checked, Payload, Probe
 
 Floats = NDArray[np.float64]
+# Random orders of a round's clients. All are held at once; in what is more, none is better by then.
+Orders = Annotated[int, Ge(1), Le(100_000)]
 
 
 @dataclass(frozen=True, kw_only=True)

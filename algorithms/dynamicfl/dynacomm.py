@@ -16,9 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.components import Count
-
-from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
+from .chooser import Floats, GroupChooser, GroupProblem, Orders, sizes_of
 from .scores import TIE, Rows, Score, usable
 
 
@@ -105,7 +103,7 @@ class DynaComm(GroupChooser):
         found wins, the smaller size first.
     """
 
-    orders: Count = 10
+    orders: Orders = 10
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         able = usable(problem)

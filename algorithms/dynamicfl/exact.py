@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedsweep.components import Count
 
-from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
+from .chooser import Floats, GroupChooser, GroupProblem, Orders, sizes_of
 from .dynacomm import best_by_size, random_orders
 from .exact_levels import LevelSearch, Work, best_centre
 from .scores import TIE, LabelDivergence, Usable, group_divergence, usable
@@ -64,7 +64,7 @@ class ExactGroup(GroupChooser):
     """
 
     max_pairs: Count | None = 1 << 29
-    orders: Count = 10
+    orders: Orders = 10
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         return self.solve(problem, size=size).group

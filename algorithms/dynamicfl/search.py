@@ -20,7 +20,7 @@ from annotated_types import Ge, MultipleOf
 from fedsweep import ConfigError, ResourceError
 from fedsweep.components import Count, Share
 
-from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
+from .chooser import Floats, GroupChooser, GroupProblem, Orders, sizes_of
 from .dynacomm import random_orders
 from .scores import TIE, Rows, Usable, usable
 
@@ -92,7 +92,7 @@ class GeneticGroup(GroupChooser):
         least divergence.
     """
 
-    orders: Count = 10
+    orders: Orders = 10
     individuals: Annotated[int, Ge(2), MultipleOf(2)] = 50
     generations: Count = 200
     mutation: Share = 0.001

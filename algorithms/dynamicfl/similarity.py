@@ -19,7 +19,7 @@ from fedsweep import ConfigError, InvariantError, Stream
 from fedsweep.components import PASSES_OF_A_STEP, Count, LocalClient, Payload, Probe
 
 from ..feddhad.degrees import loss_gradient
-from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
+from .chooser import Floats, GroupChooser, GroupProblem, Orders, sizes_of
 from .dynacomm import best_by_size, random_orders
 
 _PROBE = "gradient_sketch"
@@ -97,7 +97,7 @@ class SimilarityGroup(GroupChooser):
 
     needs_classes: ClassVar[bool] = True
 
-    orders: Count = 10
+    orders: Orders = 10
     sketch_values: Count = 256
 
     def reads_labels(self) -> bool:

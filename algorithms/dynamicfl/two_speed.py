@@ -36,7 +36,7 @@ from fedsweep.components import (
 )
 
 from ..feddhad.degrees import refuse_without_classes
-from .chooser import GroupChooser, GroupProblem, RandomGroup
+from .chooser import GroupChooser, GroupProblem, Orders, RandomGroup
 from .names import group_chooser
 
 LEVELS = {"a": 1, "b": 4, "c": 16, "d": 32, "e": 64, "f": 128, "g": 256}
@@ -232,7 +232,7 @@ def dynamicfl(
     high_interval: str | int = "a",
     low_interval: str | int = "g",
     group: Literal["dynacomm", "random", "exact", "exhaustive", "genetic", "similarity"] = "dynacomm",
-    orders: Count = 10,
+    orders: Orders = 10,
     sketch_values: Count = 256,
     **parameters: Any,
 ) -> FederatedMethod:

@@ -88,6 +88,11 @@ def test_a_codec_would_count_moves_from_another_clusters_model() -> None:
     check_experiment(replace(swapped(ifca(clusters=1)), communication=up))
 
 
+def test_more_clusters_than_clients_are_refused_before_their_models_are_made() -> None:
+    with pytest.raises(ConfigError, match=r"method\.clusters must not exceed scenario\.clients, but 1000000000 > 8"):
+        local_engine(swapped(ifca(clusters=10**9))).start()
+
+
 def test_a_cluster_whose_members_weigh_nothing_stays() -> None:
     """Their mean would be 0 / 0, which no check of the server's model sees."""
     model = nn.Linear(1, 2, bias=False)

@@ -237,8 +237,9 @@ def test_wrong_sizes_and_orders_are_refused() -> None:
     for size in (0, 6):
         with pytest.raises(ConfigError, match=f"between 1 and .* 5, but got {size}"):
             DynaComm().choose(problem(WORKED), size=size)
-    with pytest.raises(ConfigError, match="orders must be an integer >= 1, but got 0"):
-        DynaComm(orders=0)
+    for orders in (0, 10**9):
+        with pytest.raises(ConfigError, match=f"orders must be an integer >= 1 and <= 100000, but got {orders}"):
+            DynaComm(orders=orders)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_a_level_below_the_optimum_holds_no_group_and_one_above_holds_it() -> No
 def test_wrong_limits_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_pairs must be an integer >= 1 or null, but got 0"):
         ExactGroup(max_pairs=0)
-    with pytest.raises(ConfigError, match="orders must be an integer >= 1, but got 0"):
+    with pytest.raises(ConfigError, match="orders must be an integer >= 1 and <= 100000, but got 0"):
         ExactGroup(orders=0)
     with pytest.raises(ConfigError, match="but got 9"):
         ExactGroup().choose(instance(0, 5, 3, concentration=1.0, budgets=False), size=9)

@@ -173,7 +173,7 @@ def test_missing_library_is_named_with_the_way_to_install_it(monkeypatch: pytest
     [
         ({"individuals": 5}, "individuals must be an integer >= 2 and a multiple of 2, but got 5"),
         ({"generations": 0}, "generations must be an integer >= 1, but got 0"),
-        ({"orders": 0}, "orders must be an integer >= 1, but got 0"),
+        ({"orders": 0}, "orders must be an integer >= 1 and <= 100000, but got 0"),
         ({"mutation": 1.5}, "got 1.5"),
     ],
 )

@@ -57,7 +57,7 @@ def test_nobody_admitted_gives_no_clients_and_no_divergence() -> None:
     [
         ({"method": "dynacom"}, "did you mean 'dynacomm'"),
         ({"size": 2, "max_size": 3}, "size=2, max_size=3; leave one out"),
-        ({"orders": 0}, "orders must be an integer >= 1, but got 0"),
+        ({"orders": 0}, "orders must be an integer >= 1 and <= 100000, but got 0"),
         ({"max_size": -1}, "must not be negative, but got -1"),
         ({"size": 6}, "between 1 and .* 5, but got 6"),
         ({"size": 2, "eligible": [1]}, "between 1 and .* 1, but got 2"),

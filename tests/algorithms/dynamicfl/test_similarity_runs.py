@@ -154,7 +154,7 @@ def test_a_forecast_takes_as_many_as_the_budgets_admit() -> None:
 def test_wrong_options_and_places_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"method\.sketch_values must be an integer >= 1, but got 0"):
         dynamicfl(group="similarity", sketch_values=0)
-    with pytest.raises(ConfigError, match="orders must be an integer >= 1, but got 0"):
+    with pytest.raises(ConfigError, match="orders must be an integer >= 1 and <= 100000, but got 0"):
         SimilarityGroup(orders=0)
     with pytest.raises(ConfigError, match="'similarity' needs what clients measure on a model"):
         select_group(np.array([[3, 0], [0, 3]]), method="similarity")
