@@ -195,6 +195,10 @@ def test_sweeps_are_completed_by_the_sweep(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "swept" / "sweep.json").write_text("{}")
     assert main(["sync", "swept"]) == 2
     assert "sweep --resume --out" in capsys.readouterr().err
+    (tmp_path / "swept" / "0001").mkdir()
+    (tmp_path / "swept" / "0001" / "config.yaml").write_text("name: a\n")
+    assert main(["sync", "swept/0001", "--uri", f"sqlite:///{tmp_path}/other.db"]) == 2
+    assert "logged in the sweep's own store alone" in capsys.readouterr().err
 
 
 @pytest.mark.slow

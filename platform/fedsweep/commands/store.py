@@ -73,6 +73,7 @@ def sync(
     from fedsweep.catalog import resolve
     from fedsweep.driver.run import resumable
     from fedsweep.runs.remote_folder import is_address, worked_on
+    from fedsweep.runs.run_folder import PLAN
     from fedsweep.tracking.mlflow_sync import complete, follow_run
 
     if follow and is_address(place):
@@ -81,6 +82,8 @@ def sync(
         folder = where.expanduser().absolute()
         config = resolve(resumable(folder)[0])
         if uri is not None:
+            if (folder.parent / PLAN).exists():
+                raise ConfigError(f"--uri: {folder} is a sweep's trial, which is logged in the sweep's own store alone")
             config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"uri": uri})})
         elif follow and config.tracking.uri != "none":
             raise ConfigError(
