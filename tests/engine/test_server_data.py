@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.aggregation import Refinement
 from fedsweep.config.load import load_config
-from fedsweep.errors import DataError
+from fedsweep.errors import ConfigError, DataError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
@@ -54,6 +54,16 @@ def test_a_world_without_them_has_none() -> None:
 def test_proxy_data_of_another_set_must_look_like_the_clients() -> None:
     with pytest.raises(DataError, match=r"5000 samples of digits can't stand beside digits: it has \d+ of shape"):
         build_experiment(load_config({}, ["scenario.server_data.proxy={dataset: digits, samples: 5000}"]))
+    for other, shape in (
+        ("lines", r"\(32,\)"),
+        ("diabetes", r"\(10,\)"),
+    ):  # no pictures: there is no size to be changed
+        with pytest.raises(
+            DataError, match=rf"server_data\.proxy: 9 samples of {other} can't stand .* of shape {shape}"
+        ):
+            build_experiment(load_config({}, [f"scenario.server_data.proxy={{dataset: {other}, samples: 9}}"]))
+    with pytest.raises(ConfigError, match="unknown dataset 'digist'"):
+        build_experiment(load_config({}, ["scenario.server_data.proxy={dataset: digist, samples: 9}"]))
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,10 @@ def _foreign(scenario: Scenario, dataset: Dataset, *, name: str, samples: int, s
     """Return images of another data set, in the shape of this one's; its classes mean nothing here."""
     sides = set() if dataset.pixels is None else {*dataset.image_shape[1:]}
     size = sides.pop() if len(sides) == 1 else None
-    foreign = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
+    try:
+        foreign = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
+    except ConfigError:  # what has no pictures, which have a size; what else is wrong is so without it, too
+        foreign = load_dataset(name, root=scenario.root, download=scenario.download)
     same = foreign.train_images.shape[1:] == dataset.train_images.shape[1:] and foreign.scale == dataset.scale
     if not same or samples > len(foreign.train_images):
         raise DataError(
