@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 import os
 import re
 import shutil
@@ -46,6 +47,10 @@ collect_seldom()
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    # Pytest listens at each logger that keeps its messages to itself, in each phase of each test: torch has some fifty.
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 class SharedRay:
@@ -142,6 +147,12 @@ def _no_pictures_unless_asked() -> None:
             finished(observer, status, result)
 
     PictureObserver.finished = drawn_where_asked  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> None:
+    """What tests write in this process need not outlast a power cut; an fsync takes a millisecond and more."""
+    os.fsync = os.fstat  # type: ignore[assignment]  # which refuses what fsync refuses
 
 
 @pytest.hookimpl(tryfirst=True)
