@@ -9,7 +9,6 @@ look-ups and pooling count nothing. What has no formula is named, so that nobody
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedsweep.models.attention import SelfAttention
+from fedsweep.trees import copied_with
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -220,7 +220,7 @@ def _outline(model: nn.Module) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(_placed(parameter, types), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = _placed(buffer, types).clone()
-    return copy.deepcopy(model, memo).eval()
+    return copied_with(model, memo).eval()
 
 
 def _placed(tensor: Tensor, types: Collection[torch.dtype]) -> Tensor:

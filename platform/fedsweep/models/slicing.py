@@ -11,7 +11,6 @@ dimensions are kept; a name that it does not list is kept whole.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.unit_groups import Kept, KeptIndex, UnitGroup
+from fedsweep.trees import copied_with
 
 if TYPE_CHECKING:
     from fedsweep.models.network import Network
@@ -116,7 +116,7 @@ def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Te
         memo[id(parameter)] = nn.Parameter(cut, requires_grad=parameter.requires_grad)
     for name, buffer in model.named_buffers():
         memo[id(buffer)] = _sliced(buffer, index.get(name, ()))
-    smaller = copy.deepcopy(model, memo)
+    smaller = copied_with(model, memo)
     for module in smaller.modules():
         _match_sizes(module)
     if scales:
