@@ -88,3 +88,9 @@ def test_gradients_that_clients_measure_are_forecast_as_no_codec_encodes_them(co
 def test_masks_that_clients_send_are_no_values_in_the_forecast_ratio() -> None:
     (_, expected), (_, counted) = costs({"name": "feddst", "every": 1, "until": 3})
     assert expected == pytest.approx(counted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("method", "told"), [("fedavg", True), ("scaffold", True), ("fedad", False), ("afd", False)])
+def test_a_forecast_is_exact_where_training_has_no_say_in_the_plans(method: str, told: bool) -> None:
+    config = load_config({}, [f"method={{name: {method}}}", "training.rounds=2", "training.local_steps=2"])
+    assert forecast(build_experiment(config)).exact is told

@@ -21,6 +21,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, client_side, server_context
+from fedsweep.experiment.unforeseen import plans_are_learned
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import ask, guarded, hook_of
 from fedsweep.records import State
@@ -50,7 +51,7 @@ class Forecast:
         num_params: Trained scalars of the model.
         memory_mb: What a client actor holds beside the program itself: models, gradients, optimiser state, its
             clients' samples.
-        exact: Every round was planned; otherwise figures are extrapolated.
+        exact: Every round was planned, and the training has no say in the plans; otherwise figures are estimates.
         remarks: What will do nothing, in sentences.
     """
 
@@ -144,7 +145,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         sim_time_s=None if clock is None else clock * scale,
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
-        exact=planned == rounds,
+        exact=planned == rounds and not plans_are_learned(experiment),
         remarks=(*notes_before(experiment, plans), *_uncounted(costs)),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsweep.components.base import ServerComponent
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, World, server_context
 from fedsweep.world.availability import KIND_SPEEDS, capabilities
@@ -13,20 +14,30 @@ _PLANNING_SEAMS = ("selection", "submodels", "pacing")
 
 def why_unknown(experiment: Experiment) -> str | None:
     """Return the reason why a run's costs cannot be told from its plan, or None where they can."""
-    method, world, stop = experiment.method, experiment.world, experiment.training.stop
+    method, stop = experiment.method, experiment.training.stop
     for seam, component in method.server_components:
-        if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
+        if _learns_plans(seam, component):
             return f"its {type(component).__name__} learns from the clients' work"
         context = server_context(experiment, seam)
         if component.setup(component.init(context), context):
             return f"its {type(component).__name__} has every client measure something before round 1"
     if method.exchanges:
         return f"{method.exchanges[0]} more than models"
-    if _asks_history(world):
+    if _asks_history(experiment.world):
         return "who is available depends on the clients' accuracies (scenario.availability)"
     if stop.target_accuracy is not None or stop.target is not None or stop.wall_time_s is not None:
         return "its end depends on the training (training.stop)"
     return None
+
+
+def plans_are_learned(experiment: Experiment) -> bool:
+    """Tell whether who takes part, and how much each does, depends on the training, so that a plan is an estimate."""
+    learned = any(_learns_plans(seam, component) for seam, component in experiment.method.server_components)
+    return learned or _asks_history(experiment.world)
+
+
+def _learns_plans(seam: str, component: ServerComponent) -> bool:
+    return seam in _PLANNING_SEAMS and component.has_own("learn", "observe")
 
 
 def _asks_history(world: World) -> bool:
