@@ -217,11 +217,13 @@ def test_resume_of_a_finished_run_says_so(finished: Path, fedsweep: Command) -> 
 def test_resume_draws_the_pictures_of_a_run_that_was_killed_at_its_end(finished: Path, fedsweep: Command) -> None:
     shutil.copytree(finished, "run")
     shutil.rmtree("run/pictures", ignore_errors=True)
+    Path("run/pictures").mkdir()
+    Path("run/pictures/.partition.png.99999999.tmp").write_bytes(b"half")
     result = json.loads(Path("run/result.json").read_text())
     del result["timing"]  # which is written last
     Path("run/result.json").write_text(json.dumps(result))
     assert "has finished already" in fedsweep("run", "--resume", "run")[1]
-    assert Path("run/pictures/partition.png").is_file()
+    assert Path("run/pictures/partition.png").is_file() and not [*Path("run").rglob(".*.tmp")]
 
 
 def test_resume_without_a_checkpoint_starts_anew_from_the_configuration(finished: Path, fedsweep: Command) -> None:

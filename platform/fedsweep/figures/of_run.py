@@ -15,6 +15,7 @@ from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_c
 from fedsweep.figures.links import LINKS_PICTURE, plot_links
 from fedsweep.figures.partition import plot_partition
 from fedsweep.figures.scenario import plot_scenario
+from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CLIENTS, CONFIG, PICTURES, ROUNDS, RunFolder
 from fedsweep.tasks.kinds import stratum_of
 
@@ -66,9 +67,14 @@ class PictureObserver(Observer):
 
 
 def draw_missing(folder: Path) -> None:
-    """Draw the pictures of a finished run whose process was killed at its end: how long all took is known last."""
+    """Draw the pictures of a finished run whose process was killed at its end: how long all took is known last.
+
+    Raises:
+        OutputError: Another process writes the folder, or it can't be written.
+    """
     if TIMING not in RunFolder(folder).read_result():
-        _draw(folder)
+        with sole_writer(folder):  # which removes what the killed one left
+            _draw(folder)
 
 
 def _draw(folder: Path) -> None:
