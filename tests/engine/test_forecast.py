@@ -50,6 +50,13 @@ def test_fedad_says_when_its_rate_is_none() -> None:
     )
 
 
+@pytest.mark.parametrize(("proxy", "told"), [("{dataset: digits, samples: 9}", True), ("{per_class: 2}", False)])
+def test_proxy_data_that_clients_hold_too_are_remarked(proxy: str, told: bool) -> None:
+    experiment = build_experiment(load_config({}, [f"scenario.server_data.proxy={proxy}", "training.rounds=1"]))
+    for remarks in (forecast(experiment).remarks, notes_after(experiment, local_engine(experiment).start())):
+        assert any("proxy: its samples are of digits, so clients hold them, too" in text for text in remarks) is told
+
+
 def test_what_works_and_what_is_meant_so_is_not_remarked() -> None:
     assert said({"name": "fedad", "base_rate": 0.3, "refresh": [1]}, steps=1) == ("", "")
     assert said({"name": "fedavg"}, steps=1) == ("", "")

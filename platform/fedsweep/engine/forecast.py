@@ -243,7 +243,7 @@ def notes_before(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str
             notes.append(_NEVER)
         elif all(len(point.attend) <= 1 for point in inner):
             notes.append(_ALONE)
-    return [*_of_method(experiment, notes), *_filled_batches(experiment)]
+    return [*_of_method(experiment, notes), *_filled_batches(experiment), *experiment.world.notes]
 
 
 def notes_after(experiment: Experiment, state: RunState) -> list[str]:
@@ -256,7 +256,7 @@ def notes_after(experiment: Experiment, state: RunState) -> list[str]:
             notes.append(_NEVER)
         elif all(group is not None and len(group) <= 1 for group in groups):
             notes.append(_ALONE)
-    return [*_of_method(experiment, notes), *_filled_batches(experiment)]
+    return [*_of_method(experiment, notes), *_filled_batches(experiment), *experiment.world.notes]
 
 
 def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> list[str]:

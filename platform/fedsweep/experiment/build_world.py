@@ -45,7 +45,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
     drift = built(config, "scenario.drift", **sizes)
     indices = _split(config, dataset, rest, drift, strata=strata, num_strata=num_strata)
     availability = built(config, "scenario.availability", **sizes)
-    if isinstance(indices, Drawn):
+    if is_drawn := isinstance(indices, Drawn):
         check_drawn(config, drift, availability)
     budget = built(config, "scenario.budgets")
     images, labels = _skewed(config, dataset, indices, drift), dataset.train_labels
@@ -61,9 +61,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
         ),
         test_images=dataset.test_images,
         test_labels=dataset.test_labels,
-        test_owners=None
-        if isinstance(indices, Drawn)
-        else test_owners(indices, dataset.train.groups, dataset.test.groups),
+        test_owners=None if is_drawn else test_owners(indices, dataset.train.groups, dataset.test.groups),
         indices=indices,
         profiles=client_profiles(strata, num_strata, indices, devices),
         validation=None if validation is None else (images[validation], labels[validation]),
@@ -73,6 +71,17 @@ def build_world(config: Config, dataset: Dataset) -> World:
         budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
         stragglers=built(config, "scenario.devices.stragglers") or WaitForAll(),
         topology=built(config, "scenario.topology", num_clients=scenario.clients, run_seed=seed) or Star(),
+        notes=_notes(scenario),
+    )
+
+
+def _notes(scenario: Scenario) -> tuple[str, ...]:
+    proxy = scenario.server_data.proxy
+    if proxy is None or proxy.dataset != scenario.dataset:
+        return ()
+    return (
+        f"scenario.server_data.proxy: its samples are of {scenario.dataset}, so clients hold them, too; per_class keeps"
+        " some that no client has",
     )
 
 

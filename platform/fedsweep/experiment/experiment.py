@@ -125,6 +125,7 @@ class World:
         budgets: Who affords what, or None.
         stragglers: When the server stops waiting for slow or lost devices.
         topology: Who talks with whom.
+        notes: What a reader should know of the samples, in sentences.
     """
 
     data: TrainingData
@@ -140,6 +141,7 @@ class World:
     budgets: BudgetPlan | None = None
     stragglers: StragglerPolicy = field(default_factory=WaitForAll)
     topology: Topology = Star()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_drawn(self) -> bool:
@@ -274,14 +276,12 @@ class Experiment:
         Raises:
             ConfigError: A component can't work in this world.
         """
-        components = self.method.server_components
-        return {seam: component.init(server_context(self, seam)) for seam, component in components}
+        return {seam: part.init(server_context(self, seam)) for seam, part in self.method.server_components}
 
     @cached_property
     def test_shares(self) -> tuple[np.ndarray, ...]:
         """Each client's part of the test set, as indices into it: its own samples, or see :func:`test_shares`."""
-        owners = self.world.test_owners
-        if owners is not None:
+        if (owners := self.world.test_owners) is not None:
             return shares_of(owners, len(self.world.profiles))
         return test_shares(self.world.test_labels, self.label_counts_NC, stream(self.seed, "test shares"))
 
