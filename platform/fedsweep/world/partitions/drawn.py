@@ -61,8 +61,8 @@ class DrawnClients(Partition):
             return shares_C
         own_C = np.zeros(len(shares_C))
         # So that the classes' are as large as their shares, however small all are.
-        alpha = max(self.dirichlet_alpha, SMALLEST_CONCENTRATION / shares_C[shares_C > 0].min())
-        concentrations = alpha * shares_C[shares_C > 0]
+        scale = max(self.dirichlet_alpha, SMALLEST_CONCENTRATION / shares_C[shares_C > 0].min())
+        concentrations = scale * shares_C[shares_C > 0]
         logs = log_dirichlet(concentrations, concentrations.shape, generator)
         weights = np.exp(logs - logs.max())
         own_C[shares_C > 0] = weights / weights.sum()
