@@ -40,6 +40,17 @@ def test_preset_is_loaded_by_name_with_or_without_its_ending(folder: Path) -> No
     assert find_preset("quickstart") is None
 
 
+@pytest.mark.parametrize("name", ["", "quickstart/", "quickstart/_shared", "../outside", "quickstart/../../outside"])
+def test_what_is_not_listed_is_no_preset(name: str, folder: Path) -> None:
+    for path in (
+        folder / "quickstart" / "_shared.yaml",
+        folder.parent / "outside.yaml",
+        folder / "quickstart" / ".yaml",
+    ):
+        path.write_text("seed: 2\n")
+    assert find_preset(name) is None and find_preset(str(folder / "quickstart" / "a")) is None
+
+
 def test_unknown_preset_is_an_error_with_the_nearest(folder: Path) -> None:
     (folder / "quickstart" / "fedavg.yaml").write_text("seed: 2\n")
     with pytest.raises(ConfigError, match="did you mean 'quickstart/fedavg'"):

@@ -87,6 +87,14 @@ def test_anchors_are_copied() -> None:
     assert parse("a: &x {b: 1}\nc: *x") == {"a": {"b": 1}, "c": {"b": 1}}
 
 
+def test_a_file_that_is_read_again_gives_a_tree_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: {b: [1]}\n")
+    yaml12.read(tmp_path / "a.yaml")["a"]["b"].append(2)
+    assert yaml12.read(tmp_path / "a.yaml") == {"a": {"b": [1]}}
+    (tmp_path / "a.yaml").write_text("a: {b: [3]}\n")
+    assert yaml12.read(tmp_path / "a.yaml") == {"a": {"b": [3]}}
+
+
 @pytest.mark.parametrize(("content", "reason"), [(b"\xff\xfe\x00", "UTF-8"), (None, "no such file")])
 def test_unreadable_file_is_an_error_that_names_it(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "a.yaml"

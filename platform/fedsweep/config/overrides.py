@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ def apply_overrides(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     Raises:
         ConfigError: A text is malformed, or a key lies below something that is no mapping.
     """
-    tree: dict[str, Any] = copy.deepcopy(dict(base))
+    tree: dict[str, Any] = yaml12.copied(dict(base))
     for text in overrides:
         key, value = parse_override(text)
         set_value(tree, key, value=value)
@@ -58,9 +57,9 @@ def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
             parent = ".".join(above[: depth + 1])
             raise ConfigError(f"{key} can't be set: {parent} is {place!r}, which has nothing below it")
     if isinstance(place, list):
-        place[_position(place, last, key=key)] = copy.deepcopy(value)
+        place[_position(place, last, key=key)] = yaml12.copied(value)
     elif above == ["sweep", "space"]:
-        place[last] = copy.deepcopy(value)
+        place[last] = yaml12.copied(value)
     else:
         join(place, {last: value})
 
@@ -96,4 +95,4 @@ def join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
         if isinstance(before, dict) and isinstance(value, dict) and not SELECTORS & value.keys():
             join(before, value)
         else:
-            old[name] = copy.deepcopy(value)
+            old[name] = yaml12.copied(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +17,23 @@ class Preset:
 
     Attributes:
         name: Its path below the folder, with slashes and without ``.yaml``.
-        summary: The first line of its first comment; empty where it has none.
         path: The file.
     """
 
     name: str
-    summary: str
     path: Path
+
+    @property
+    def summary(self) -> str:
+        """The first line of its first comment; empty where it has none."""
+        with self.path.open(encoding="utf-8") as lines:
+            for line in lines:
+                text = line.strip()
+                if text.startswith("#") and text.strip("# "):
+                    return text.strip("# ")
+                if text and not text.startswith("#"):
+                    break
+        return ""
 
 
 def preset_folder() -> Path:
@@ -43,21 +54,13 @@ def list_presets() -> tuple[Preset, ...]:
     folder = preset_folder()
     files = [path for path in folder.rglob("*.yaml") if not path.name.startswith("_")]
     named_paths = [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in files]
-    return tuple(Preset(name=name, summary=_summary(path), path=path) for name, path in sorted(named_paths))
+    return tuple(Preset(name=name, path=path) for name, path in sorted(named_paths))
 
 
 def find_preset(name: str) -> Path | None:
     """Return the file of the preset of that name (``.yaml`` may be added), or None."""
-    wanted = name.removesuffix(".yaml")
-    return next((preset.path for preset in list_presets() if preset.name == wanted), None)
-
-
-def _summary(path: Path) -> str:
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            text = line.strip()
-            if text.startswith("#") and text.strip("# "):
-                return text.strip("# ")
-            if text and not text.startswith("#"):
-                break
-    return ""
+    parts = name.removesuffix(".yaml").split("/")
+    if {"", ".", ".."} & {*parts} or parts[-1].startswith("_"):
+        return None
+    path = preset_folder().joinpath(*parts[:-1], f"{parts[-1]}.yaml")
+    return path if os.path.isfile(path) else None

@@ -7,8 +7,10 @@ more for these rules; the bounds on aliases and the layout of what is written wo
 
 from __future__ import annotations
 
+import copy
 import io
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +187,25 @@ def read(path: Path) -> Any:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    return parse(text, source=str(path))
+    return copied(_parsed(text, str(path))) if len(text) <= _KEPT_CHARACTERS else parse(text, source=str(path))
+
+
+# Files that many others refer to are read again and again: to parse one takes some twenty times as long as to copy it.
+_KEPT_CHARACTERS = 100_000
+_parsed = lru_cache(maxsize=32)(lambda text, source: parse(text, source=source))
+
+
+def copied(tree: Any) -> Any:
+    """Return a copy of a tree of mappings, lists and values, in a fraction of the time that ``copy.deepcopy`` takes."""
+    kind = type(tree)
+    if kind is dict:
+        return {key: copied(value) for key, value in tree.items()}
+    if kind is list:
+        return [copied(value) for value in tree]
+    return tree if kind in _VALUES else copy.deepcopy(tree)
+
+
+_VALUES = {str, int, float, bool, type(None)}
 
 
 def dump(value: Any) -> str:
