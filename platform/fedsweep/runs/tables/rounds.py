@@ -150,9 +150,9 @@ def check_round_table(table: pa.Table, source: object) -> None:
         OutputError: A column is missing or of another type, a cell or a list's number that must be there is null, or
             the rounds do not ascend from 1 or more.
     """
-    types = _arrow_types()
+    types, names = _arrow_types(), table.column_names  # made anew each time that it is asked for
     for column in ROUND_COLUMNS:
-        if column.name not in table.column_names:
+        if column.name not in names:
             raise OutputError(f"{source}: the column {column.name!r} is missing, so this is not a table of rounds")
         cells = table.column(column.name)
         if not cells.type.equals(types[column.kind]):
@@ -162,7 +162,7 @@ def check_round_table(table: pa.Table, source: object) -> None:
         empty += 0 if column.is_scalar else sum(chunk.flatten().null_count for chunk in cells.chunks)
         if empty:
             raise OutputError(f"{source}: the column {column.name!r} has {empty} empty cells")
-    for name in table.column_names:
+    for name in names:
         if name not in _NAMES and not table.column(name).type.equals(types["float"]):
             raise OutputError(f"{source}: the column {name!r} must hold double, but it holds {table.column(name).type}")
     try:
