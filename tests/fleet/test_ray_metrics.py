@@ -84,6 +84,13 @@ def test_a_run_shows_each_gauge_under_its_tags(shown: dict[str, Any]) -> None:
     }
 
 
+def test_a_name_beyond_ascii_is_shown_in_ascii(shown: dict[str, Any]) -> None:
+    """Ray's gauges raise for it, and the server's actor would not begin."""
+    metrics_of(run="läuft", sweep="日", method="µ").record(record(1, accuracy=0.25))
+    tags = shown["fedsweep_round"][1]
+    assert tags == {"run": r"l\xe4uft", "sweep": r"\u65e5", "method": r"\xb5"}
+
+
 def test_bytes_are_those_of_all_rounds_also_where_one_is_played_again(shown: dict[str, Any]) -> None:
     metrics = metrics_of()
     metrics.record(record(1, accuracy=0.1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +122,7 @@ def ray_trouble(folder: Path) -> Iterator[None]:
 
 
 def _way_on(folder: Path) -> str:
-    return f"go on with fedsweep run --resume {folder}"
+    return f"go on with fedsweep run --resume {shlex.quote(str(folder))}"
 
 
 class RemoteSession:

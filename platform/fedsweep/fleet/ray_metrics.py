@@ -44,7 +44,9 @@ class RayMetrics:
     ) -> None:
         from ray.util.metrics import Gauge
 
-        self._tags = dict(zip(TAGS, (run, sweep, method), strict=True))
+        # Ray takes ASCII alone, and raises in an actor for anything else.
+        texts = (text.encode("ascii", "backslashreplace").decode() for text in (run, sweep, method))
+        self._tags = dict(zip(TAGS, texts, strict=True))
         self._gauges: dict[str, Any] = {
             name: Gauge(name, description=text, tag_keys=TAGS) for name, text in GAUGES.items()
         }

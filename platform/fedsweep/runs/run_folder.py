@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,7 +114,7 @@ class RunFolder:
         if (self.path / PLAN).exists():
             raise OutputError(
                 f"{self.path} is a sweep's, so name one of the runs in it; the sweep itself goes on, and MLflow gets"
-                f" what it lacks, with fedsweep sweep --resume --out {self.path}"
+                f" what it lacks, with fedsweep sweep --resume --out {shlex.quote(str(self.path))}"
             )
 
     @property

@@ -8,6 +8,7 @@ run has started ends the run: the first trouble is said once, and what is missin
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ class MlflowObserver(Observer):
             has = "" if status == "failed" else f" {folder} has everything, and"
             _warn(
                 f"the MLflow run {sync.run_id or '(never begun)'} in {self._uri} lacks {sync.lacking()}"
-                f" ({reason_of(error)});{has} fedsweep sync {folder} logs what is missing"
+                f" ({reason_of(error)});{has} fedsweep sync {shlex.quote(str(folder))} logs what is missing"
             )
 
     def _follow(self, sync: FolderSync) -> None:

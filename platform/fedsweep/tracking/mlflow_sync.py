@@ -7,6 +7,7 @@ trials, and ``fedsweep sync`` afterwards. A round that the store has is not sent
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -185,7 +186,8 @@ def complete(folder: Path, config: Config) -> str:
     if is_complete(folder, uri):
         return "MLflow has everything of it"
     if (folder.parent / PLAN).exists():
-        raise OutputError(f"{folder}: fedsweep sweep --resume --out {folder.parent} logs what MLflow lacks of it")
+        out = shlex.quote(str(folder.parent))
+        raise OutputError(f"{folder}: fedsweep sweep --resume --out {out} logs what MLflow lacks of it")
     with sole_writer(folder):
         sync, status = _sync_of(folder, config, uri), status_in(folder)
         check_store(uri, experiment=config.tracking.experiment)
