@@ -205,7 +205,9 @@ class RemoteSession:
             cause = error.__cause__
             if isinstance(cause, FedsweepError):
                 raise cause from None
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            # Of one that raised at its start the last line is what it raised, the others are where.
+            line = str(error).strip().splitlines()[-1 if getattr(error, "actor_init_failed", False) else 0]
+            reason = f"{type(error).__name__}: {line}"
             raise RunError(f"the server actor died ({reason}); {_way_on(self._folder)}") from error
 
     def _check_cluster(self) -> None:
