@@ -136,6 +136,25 @@ def test_other_data_are_scaled_as_the_runs_own(fedavg: Path) -> None:
     assert (found.confusion == arrays.confusion).all()
 
 
+def test_classes_of_other_data_are_the_models_by_their_names(fedavg: Path) -> None:
+    """A folder with some of the classes numbers them from 0, whatever the model calls so."""
+    digits = load_dataset("digits", root=None, download=False)
+    kept = np.isin(digits.test_labels, (3, 7))
+    images, labels = digits.test_images[kept], (digits.test_labels[kept] == 3).astype(np.int64)
+
+    def named(*names: str) -> fedsweep.Dataset:
+        parts: Any = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+        numbers: Any = {"scale": 16.0, "mean": (0.0,), "std": (1.0,)}
+        return fedsweep.Dataset.images(name="two", **parts, num_classes=2, class_names=names, **numbers)
+
+    whole, two = evaluate(fedavg), evaluate(fedavg, data=named("7", "3"))
+    assert [two.class_accuracies[label] for label in (3, 7)] == [whole.class_accuracies[label] for label in (3, 7)]
+    assert math.isnan(two.class_accuracies[0]) and two.class_names == whole.class_names
+    with pytest.raises(fedsweep.DataError, match="data 'two': the model knows no three, but 0, 1, 2"):
+        evaluate(fedavg, data=named("7", "three"))
+    assert evaluate(fedavg, data=named("seven", "three")).class_accuracies[7] != two.class_accuracies[7]
+
+
 def test_clients_of_another_world_have_accuracies_of_their_own(fedavg: Path) -> None:
     found = evaluate(fedavg, overrides=["scenario={clients: 5, partition: {kind: iid}}"])
     assert len(found.clients()) == 5

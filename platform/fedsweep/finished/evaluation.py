@@ -119,22 +119,23 @@ class Subject:
     def _fitting(self, other: Dataset) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
         own = self.dataset
         task = self.experiment.world.data.learned
+        labels, names = _own_classes(own, other) if task.has_classes else (other.test.targets, ())
         if own.pixels is None or not task.has_classes:
-            return other.name, *_alike(own, other, task), ()
+            return other.name, *_alike(own, other, task, labels), names
         if other.image_shape != own.image_shape:
             raise DataError(
                 f"data {other.name!r}: its images are {list(other.image_shape)}, but the model takes"
                 f" {list(own.image_shape)}; choose data with as many channels"
             )
-        if int(other.test_labels.max()) >= own.num_classes:
+        if int(labels.max()) >= own.num_classes:
             raise DataError(
-                f"data {other.name!r}: a label is {int(other.test_labels.max())}, but the model tells"
+                f"data {other.name!r}: a label is {int(labels.max())}, but the model tells"
                 f" {own.num_classes} classes, 0..{own.num_classes - 1}, from one another"
             )
         images = other.test_images
         if other.scale != own.scale:
             images = (images * np.float32(own.scale / other.scale)).astype(np.float32)
-        return other.name, images, other.test_labels, other.class_names or own.class_names
+        return other.name, images, labels, names
 
     def evaluated(self, data: Data | None, *, as_before: bool) -> Evaluated:
         """Return the test.
@@ -248,8 +249,25 @@ class Subject:
         return own_accuracies(answers, question.clients)
 
 
-def _alike(own: Dataset, other: Dataset, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Return other data's test inputs and targets.
+def _own_classes(own: Dataset, other: Dataset) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return other data's test labels as the model numbers its classes, by their names where both have some in common.
+
+    Raises:
+        DataError: A class is none of the model's.
+    """
+    labels, names = other.test.targets, other.class_names
+    if names == own.class_names or not set(names) & set(own.class_names):
+        return labels, names or own.class_names
+    if missing := sorted({names[label] for label in np.unique(labels)} - set(own.class_names)):
+        raise DataError(
+            f"data {other.name!r}: the model knows no {', '.join(missing)}, but {', '.join(own.class_names)}"
+        )
+    places = [own.class_names.index(name) if name in own.class_names else 0 for name in names]
+    return np.array(places)[labels], own.class_names
+
+
+def _alike(own: Dataset, other: Dataset, task: Task, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return other data's test inputs and targets, which are numbered as the model's.
 
     Raises:
         DataError: They are of another shape or type than the run's own.
@@ -261,9 +279,9 @@ def _alike(own: Dataset, other: Dataset, task: Task) -> tuple[np.ndarray, np.nda
                 f"data {other.name!r}: test {part} are {list(theirs.shape[1:])} {theirs.dtype}, but the model was"
                 f" trained with {list(mine.shape[1:])} {mine.dtype}"
             )
-    truth = other.test.inputs if task.of_inputs else other.test.targets
+    truth = other.test.inputs if task.of_inputs else targets
     task.check(truth, f"data {other.name!r}: test {'inputs' if task.of_inputs else 'targets'}")
-    return other.test.inputs, other.test.targets
+    return other.test.inputs, targets
 
 
 def _moved(before: Any, figures: Mapping[str, float]) -> str:
