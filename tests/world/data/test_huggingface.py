@@ -177,3 +177,12 @@ def test_a_folder_without_pictures_is_told_what_to_say(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("age,dose\n1,0.5\n")
     with pytest.raises(DataError, match=r"there are no pictures in .*; of a table say \?columns=A,B&label=C behind"):
         load(f"{tmp_path}?label=dose")
+
+
+def test_a_folder_that_is_not_there_is_told_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's configuration is read again from other places, too."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"hf:./none: there is no folder {tmp_path}/none"):
+        load("./none")

@@ -68,7 +68,7 @@ def open_splits(place: str, options: Mapping[str, str], *, download: bool) -> Ma
             return dict(library.load_dataset(place, options.get("config")))
     folder = Path(place).expanduser()
     if not folder.is_dir():
-        raise DataError(f"{PREFIX}{place}: there is no folder {folder}")
+        raise DataError(f"{PREFIX}{place}: there is no folder {folder.absolute()}")
     if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
         stored = library.load_from_disk(str(folder))
         return {"train": stored} if isinstance(stored, library.Dataset) else dict(stored)
