@@ -21,6 +21,7 @@ from fedsweep import Card, ConfigError, FederatedMethod, MethodSettings, with_ca
 from fedsweep.components import (
     FULL_MODEL,
     PASSES_OF_A_STEP,
+    Adam,
     ClientTest,
     ClientUpdate,
     ComponentReport,
@@ -195,7 +196,7 @@ class Transfer(Refinement):
     def _trained(self, sync: SyncContext) -> Tensor:
         inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
         student = Student(sync.vector, sync, batch_norm="proxy")
-        optimizer = torch.optim.Adam(student.module.parameters(), lr=1e-3, foreach=False)
+        optimizer = Adam(student.module.parameters(), lr=1e-3, foreach=False)
         with torch.no_grad():
             num_classes = student.module.eval()(on_device(taken(inputs, slice(1)), sync.device)).shape[1]
         targets = F.one_hot(labels, num_classes).to(sync.layout.dtype)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, Stream, with_card
 from fedsweep.components import (
+    SGD,
     BelowOne,
     ClientUpdate,
     ComponentReport,
@@ -104,7 +105,7 @@ class BayesianEnsemble(Refinement):
         inputs = server_inputs(sync, "fedbe")
         targets = self._targets(vector, updates, sync, inputs)
         student = Student(vector, sync, batch_norm=self.batch_norm)
-        optimizer = torch.optim.SGD(
+        optimizer = SGD(
             student.module.parameters(),
             lr=self.learning_rate,
             momentum=self.momentum,

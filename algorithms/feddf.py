@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
 from fedsweep.components import (
+    Adam,
     ClientUpdate,
     ComponentReport,
     Count,
@@ -89,7 +89,7 @@ class Distilled(Refinement):
         validation = None if self.keep == "last" else sync.validation_data
         targets = (ensemble_logits(updates, sync, inputs).mean(dim=0) / self.temperature).softmax(dim=1)
         student = Student(vector, sync, batch_norm=self.batch_norm)
-        optimizer = torch.optim.Adam(student.module.parameters(), lr=self.learning_rate, foreach=False)
+        optimizer = Adam(student.module.parameters(), lr=self.learning_rate, foreach=False)
         # Below every accuracy, so that the first student that is validated is kept whatever it knows.
         best_vector, best, best_step, losses = vector, -1.0, 0, []
         orders = batches(len(targets), self.batch_size, sync.stream)

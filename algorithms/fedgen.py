@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsweep import Card, FederatedMethod, Limit, with_card
 from fedsweep.components import (
+    Adam,
     ClientUpdate,
     ComponentReport,
     Count,
@@ -202,7 +203,7 @@ class LatentGenerator(Refinement):
         heads = [functools.partial(head_with, model, values) for values in own]
         values = {name: value.to(sync.device, copy=True) for name, value in state["generator"].items()}
         params = {name: value.requires_grad_() for name, value in values.items() if name not in _STATISTICS}
-        optimizer = torch.optim.Adam(
+        optimizer = Adam(
             params.values(),
             lr=self.generator_learning_rate * self.generator_decay ** (sync.round - 1),
             weight_decay=self.generator_weight_decay,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedsweep import Card, FederatedMethod, Stream, with_card
 from fedsweep.components import (
+    Adam,
     ClientTest,
     ClientUpdate,
     ComponentReport,
@@ -278,7 +279,7 @@ class LatentAlignment(Refinement):
         transformer.load_state_dict(state["transformer"])
         centroids = nn.Parameter(_means(transformer, prototypes, labels, state["centroids"]))
         groups: list[list[nn.Parameter]] = [list(transformer.parameters()), [centroids]]
-        optimizers = [torch.optim.Adam(group, lr=self.server_rate, foreach=False) for group in groups]
+        optimizers = [Adam(group, lr=self.server_rate, foreach=False) for group in groups]
         first = last = math.nan
         weights = sum(weight.numel() for weight in transformer.parameters() if weight.dim() == 2)
         for epoch in range(self.server_epochs):

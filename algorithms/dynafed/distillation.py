@@ -21,6 +21,7 @@ from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
 from fedsweep.components import (
     FULL_MODEL,
     PASSES_OF_A_STEP,
+    Adam,
     BySamples,
     ClientUpdate,
     ComponentReport,
@@ -187,7 +188,7 @@ class TrajectoryDistillation(Refinement):
         images, labels = state["synthetic"]["images"].to(device), state["synthetic"]["labels"].to(device)
         views = sync.layout.params(vector.to(device))
         params = tuple(value.clone().requires_grad_() for value in views.values())
-        optimizer = torch.optim.Adam(params, lr=self.finetune_learning_rate, foreach=False)
+        optimizer = Adam(params, lr=self.finetune_learning_rate, foreach=False)
         loss_sum = 0.0
         for epoch in range(self.finetune_epochs):
             stream = sync.stream.child("finetune", epoch)

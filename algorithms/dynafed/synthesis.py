@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsweep import RunError, Stream
-from fedsweep.components import Checked, Count, CountOrZero, NotNegative, Positive, State, SyncContext
+from fedsweep.components import Adam, Checked, Count, CountOrZero, NotNegative, Positive, State, SyncContext
 
 from ..parts.ensembles import template
 from .trajectory import (
@@ -164,11 +164,8 @@ class Synthesizer:
         self._group: int | None = None
         self._optimizers = self._fresh_optimizers()
 
-    def _fresh_optimizers(self) -> dict[str, torch.optim.Adam]:
-        return {
-            name: torch.optim.Adam([self._variables[name]], lr=rate, foreach=False)
-            for name, rate in self._rates.items()
-        }
+    def _fresh_optimizers(self) -> dict[str, Adam]:
+        return {name: Adam([self._variables[name]], lr=rate, foreach=False) for name, rate in self._rates.items()}
 
     @property
     def samples(self) -> int:

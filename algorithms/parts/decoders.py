@@ -15,7 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep import ConfigError, Stream
-from fedsweep.components import Checked, Count, CountOrZero, ServerContext, SyncContext, layer_costs, training_flops
+from fedsweep.components import (
+    Adam,
+    Checked,
+    Count,
+    CountOrZero,
+    ServerContext,
+    SyncContext,
+    layer_costs,
+    training_flops,
+)
 
 from .distilling import batches
 from .ensembles import server_inputs
@@ -101,7 +110,7 @@ class SmallDecoder(Checked):
         """Train on the server's inputs [S, ...] in Adam steps at 1e-3, and return the values; called once."""
         device = torch.device(sync.device)
         module = self._module(inputs, sync.stream).to(device)
-        optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False)
+        optimizer = Adam(module.parameters(), lr=1e-3, foreach=False)
         orders = batches(len(inputs), self.batch_size, sync.stream.child("decoder batches"))
         draws, layers = sync.stream.child("decoder noise").torch(), self._macs(inputs)
         for number, index in enumerate(islice(orders, self.decoder_steps), start=1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.modules import ClientModel
+from fedsweep.components.optimizers import SGD, Adam
 from fedsweep.errors import ConfigError
 from fedsweep.trees import FlatLayout
 
@@ -153,10 +153,8 @@ class ClientOptimizer:
         return total
 
 
-class _Light(torch.optim.Optimizer):
-    """Calls torch's optimisers beneath their decorators, which import the whole compiler at the first step.
-
-    That takes a second in each process; the arithmetic is the decorated methods' own.
+class _Grouped(torch.optim.Optimizer):
+    """Steps parts of its one parameter otherwise than the rest.
 
     Attributes:
         rates: By parameter [P], multiples of the learning rate; None: it holds for all.
@@ -166,10 +164,6 @@ class _Light(torch.optim.Optimizer):
     plain_step: Callable[..., Any]
     rates: Tensor | None = None
     decays: Tensor | None = None
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
-        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def step(self, closure: Any = None) -> Any:
         """As torch's."""
@@ -190,15 +184,15 @@ class _Light(torch.optim.Optimizer):
         return loss
 
 
-class _Sgd(_Light, torch.optim.SGD):
-    plain_step = inspect.unwrap(torch.optim.SGD.step)
+class _Sgd(_Grouped, SGD):
+    pass
 
 
-class _Adam(_Light, torch.optim.Adam):
-    plain_step = inspect.unwrap(torch.optim.Adam.step)
+class _Adam(_Grouped, Adam):
+    pass
 
 
-def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_rate: float) -> _Light:
+def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_rate: float) -> _Grouped:
     decay = 0.0 if settings.groups else settings.weight_decay
     if settings.name == "adam":
         return _Adam([flat], lr=learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=decay)

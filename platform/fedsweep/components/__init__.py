@@ -34,6 +34,7 @@ from fedsweep.components.local import (
     Passes,
     TaskLoss,
 )
+from fedsweep.components.optimizers import SGD, Adam
 from fedsweep.components.planning import (
     FixedInterval,
     OncePerRound,
@@ -106,6 +107,8 @@ __all__ = [
     "PASSES_OF_A_STEP",
     "PASSES_TAKEN",
     "SERVER",
+    "SGD",
+    "Adam",
     "Adapter",
     "Aggregation",
     "AsItIs",
