@@ -61,11 +61,14 @@ def test_the_process_began_a_while_ago() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "method"),
-    [({}, "fedavg"), ({"momentum": 0.9}, {"name": "dynafed", "snapshots": 2, "horizon_rounds": 1, "iterations": 1})],
+    [
+        ({}, {"name": "fedavg"}),
+        ({"momentum": 0.9}, {"name": "dynafed", "snapshots": 2, "horizon_rounds": 1, "iterations": 1}),
+    ],
     ids=["plain", "client's and server's optimisers"],
 )
 def test_the_split_stands_in_the_result_and_a_short_run_loads_no_more_than_it_needs(
-    optimizer: dict[str, float], method: object, tmp_path: Path
+    optimizer: dict[str, float], method: dict[str, object], tmp_path: Path
 ) -> None:
     config = {**CONFIG, "training": {**CONFIG["training"], "optimizer": optimizer}, "method": method}
     # torch._dynamo is torch's compiler: a second of imports, which torch's own optimisers ask for at their first step.
