@@ -14,14 +14,8 @@ import torch
 
 class _Light(torch.optim.Optimizer):
     plain_step: Callable[..., Any]
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
-        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's."""
-        inspect.unwrap(torch.optim.Optimizer.zero_grad)(self, set_to_none)
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def step(self, closure: Any = None) -> Any:
         """As torch's."""
