@@ -96,6 +96,7 @@ class Evaluator:
         self._images = images
         self._task = experiment.world.data.learned
         self._labels = targets_of(labels)
+        self._last_class = int(self._labels.max()) if self._task.has_classes and len(labels) else -1
         self._ready: list[Inputs] | None = None
         if sample_values(images) * len(images) * 4 <= _CACHE_BYTES:
             self._ready = [self._inputs(start) for start in range(0, len(images), self._batch_size)]
@@ -132,8 +133,8 @@ class Evaluator:
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
                 answer = ask(evaluation, "predict", state, model, updates, inputs, like=targets, when=when)
-                if self._task.has_classes and answer.shape[1] <= (last := int(targets.max())):
-                    must = f"logits [{len(targets)}, {last + 1} classes or more]"
+                if self._task.has_classes and answer.shape[1] <= self._last_class:
+                    must = f"logits [{len(targets)}, {self._last_class + 1} classes or more]"
                     raise wrong(evaluation, "predict", must=must, answer=answer, when=when)
                 if self._metrics:
                     outputs.append(answer.cpu())
