@@ -31,7 +31,7 @@ from fedsweep.records import (
     SyncPoint,
 )
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.world.availability import ReplayAvailability
 from fedsweep.world.devices import DeviceProfile
 from fedsweep.world.replay import ScenarioTrace
@@ -95,6 +95,27 @@ def test_what_a_client_was_sent_it_has_when_it_goes_on() -> None:
     state = run_rounds(local_engine(tiny_experiment(method, rounds=2, cohort_size=6)))
     assert [record.sync_points for record in state.records] == [0, 1]
     assert [record.bytes_down > 0 for record in state.records] == [True, False]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(EverySecond):
+    """In even rounds clients are measured, in a job without steps, before they go on."""
+
+    def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
+        points, state = super().plan(state, context)
+        if context.round % 2:
+            return points, state
+        waiting = tuple(dataclasses.replace(job, steps=0) for job in points[0].start)
+        (point,) = points
+        return (SyncPoint(start=waiting, attend=point.attend, discard=True), point), state
+
+
+@pytest.mark.parametrize("pacing", [EverySecond(), Measured()])
+def test_work_that_goes_on_is_carried_into_a_round_once(pacing: Pacing) -> None:
+    """Each client has 16 samples in both rounds."""
+    engine = local_engine(tiny_experiment(dataclasses.replace(fedavg(), pacing=pacing), rounds=2, cohort_size=6))
+    updates = play_round(engine, run_rounds(engine, rounds=1)).updates
+    assert [update.samples_since_anchor for update in updates] == [2 * update.num_samples for update in updates]
 
 
 def test_carried_work_does_not_go_with_sub_models() -> None:

@@ -209,6 +209,26 @@ def test_the_setup_exchange_asks_every_client_once_and_counts_in_the_total() -> 
     assert done.total_bytes == done.records[0].total_bytes + 4 * 2 * 3 * 28
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfOne(Moved):
+    """Asks client 0 alone, which is sent the model for it."""
+
+    def asks(self, client: int) -> bool:
+        return client == 0
+
+
+class IntroducedByOne(Introduced):
+    """One of its two probes looks at the model."""
+
+    def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
+        return (Extremes(), OfOne())
+
+
+def test_before_round_1_the_model_goes_to_those_whose_probes_look_at_it() -> None:
+    state = seams_engine(weighting=IntroducedByOne(), rounds=2).start()
+    assert state.setup_bytes == 6 * (4 * 2 + 2) + 4 * 28 + 4
+
+
 def test_registration_is_sample_counts_and_label_counts_where_they_are_read() -> None:
     assert seams_engine().registration_bytes == 6 * 4
     assert seams_engine(weighting=Introduced()).registration_bytes == 6 * 4 * (1 + 4)
@@ -238,4 +258,4 @@ def test_the_ledger_adds_by_client_direction_and_kind() -> None:
     assert (ledger.total("up"), ledger.total("down")) == (11, 22)
     assert (ledger.bytes("up"), ledger.bytes("down")) == (2 + 2 * 6 + 4 * 5, 4 * 22 + 3)
     assert ledger.sizes[0, "up", "mask"] == 2 and ledger.sizes[0, "down", "mask"] == 3
-    assert (ledger.client_values(0), ledger.client_values(1)) == (28, 5)
+    assert ledger.worth_by_client() == {0: 20 + 2 + 6 / 2, 1: 5}, "masks are worth nothing"

@@ -127,7 +127,7 @@ class LocalRound:
         self._job, self._totals = _Job(), RoundTotals(steps=0, samples=0, loss_sum=0.0)
         self._extras: Payload = {}
         self.progress = Progress()
-        # Work of an earlier round that it goes on with, until a model is received.
+        # Until the round's first job begins: what it goes on with is work of an earlier round.
         self._goes_on = task.progress is not None
         if task.progress is not None:
             self._restore(task.progress, memory)
@@ -158,9 +158,10 @@ class LocalRound:
             if probes or self._side.needs_anchor:
                 # A new tensor each time: a term may keep the one before.
                 model.set_anchor(model.vector.clone())
-        elif self._goes_on and not self._totals.steps:
+        elif self._goes_on:
             self.progress = self.progress.carried_on(work.num_samples, work.classes)
             self.steps.broadcast = broadcast  # of which nothing has changed since it was sent
+        self._goes_on = False
         for term in self._terms:
             model.replace(term.prepare(model.params, model.values, model.anchor_tree, self._view))
         if probes:

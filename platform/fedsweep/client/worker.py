@@ -314,9 +314,9 @@ class Worker:
                 tests = self._shard(self._tests.images, self._tests.labels, own)
             memory = memories.get(client)
             local = self._local_round(task, round=question.round, learning_rate=0.0, memory=memory, tests=tests)
-            probes = [probe for probe in question.probes if probe.asks(client)]
+            model = question.models.get(client, vector)
             try:
-                answers[client] = local.measured_at(question.models.get(client, vector), probes, question.broadcast)
+                answers[client] = local.measured_at(model, question.probes, question.broadcast)
             except (FedsweepError, MemoryError):
                 raise
             except Exception as error:

@@ -172,8 +172,8 @@ class Engine:
         probed.update(probed_samples(self.experiment, probes, taken))
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
-            # One model, however many probes look at it.
-            if any(probe.reads_model for probe in probes):
+            # One model, however many of the client's probes look at it.
+            if any(probe.reads_model and probe.asks(client) for probe in probes):
                 ledger.message(client, "down", sent)
             ledger.payload(client, "up", tensors)
         return answers

@@ -169,14 +169,12 @@ class Ledger:
                 beside[client, direction] += size
         return beside
 
-    def client_values(self, client: int) -> int:
-        """Return scalars of one client, both ways."""
-        return sum(size for (who, _, _), size in self.values.items() if who == client)
-
-    def client_worth(self, client: int) -> float:
-        """Return values of four bytes that one client's messages are worth, both ways; sub-models' masks are none."""
-        sizes = (size for (who, _, kind), size in self.sizes.items() if who == client and kind != "mask")
-        return sum(sizes) / BYTES_PER_VALUE
+    def worth_by_client(self) -> dict[int, float]:
+        """Return values of four bytes that clients' messages are worth, both ways; sub-models' masks are none."""
+        sizes: Counter[int] = Counter()
+        for (client, _, kind), size in self.sizes.items():
+            sizes[client] += size if kind != "mask" else 0
+        return {client: size / BYTES_PER_VALUE for client, size in sizes.items()}
 
 
 class ContentHashes:

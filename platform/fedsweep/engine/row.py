@@ -124,7 +124,8 @@ class RowMaker:
             return None
         high, low = self._experiment.method.pacing.costs(context)
         limits = budgets.client_budgets(high, low)
-        return sum(int(round.ledger.client_worth(k) > limits[k]) for k in context.cohort)
+        worth = round.ledger.worth_by_client()
+        return sum(int(worth.get(k, 0.0) > limits[k]) for k in context.cohort)
 
     def _work(
         self, plan: RoundPlan, totals: Mapping[int, RoundTotals], lost_steps: Mapping[int, int]

@@ -142,9 +142,9 @@ class MeasuringFleet(LocalFleet):
         answers = super().measure(question, vector, memories)
         if question.round:
             return answers  # a test, which is no part of the run
-        if any(probe.reads_model for probe in question.probes):
-            model = self._layout.num_params + self._layout.num_buffers
-            self.setup += BYTES_PER_VALUE * model * len(answers)
+        model = self._layout.num_params + self._layout.num_buffers
+        receivers = {k for k in answers for probe in question.probes if probe.reads_model and probe.asks(k)}
+        self.setup += BYTES_PER_VALUE * model * len(receivers)
         self.setup += sum(_bytes(sent_of(answer, question.probes)) for answer in answers.values())
         return answers
 

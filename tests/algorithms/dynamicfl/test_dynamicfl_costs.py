@@ -85,7 +85,7 @@ def test_messages_of_each_client_are_two_per_synchronisation_and_sum_to_the_cost
     engine = long_round(two_speed(0, 2, high=4, low=64), cohort_size=3)
     round = play_round(engine)
     ledger, num_values = round.ledger, engine.layout.num_values
-    moved = {client: ledger.client_values(client) for client in range(3)}
+    moved = ledger.worth_by_client()  # 4 bytes a value
     assert moved == {0: 2 * 63 * num_values, 1: 2 * 4 * num_values, 2: 2 * 63 * num_values}
     assert sum(moved.values()) == ledger.total("up") + ledger.total("down")
     for client in range(3):
