@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -44,6 +45,17 @@ def test_without_shared_memory_the_way_through_the_server_is_told(
     group, told = formed(here)
     assert told == ["there is no /dev/shm: every sync point goes through the server, which is slower"]
     assert group.in_use.name == "server" and group.in_use.notes == tuple(told)
+
+
+def test_room_that_another_run_takes_first_is_told(here: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    group, told = formed(here)
+    reason = "aggregating among actors has no room in /dev/shm (No space left on device)"
+    assert told == [f"{reason}: every sync point goes through the server, which is slower"]
+    assert group.in_use.name == "server" and group._folder is None
 
 
 def test_a_folder_that_somebody_has_stays_though_its_process_is_not_seen_here(

@@ -93,6 +93,16 @@ def test_a_killed_member_is_noticed_by_the_others(tmp_path: Path) -> None:
         assert "gone" in pipes[index].recv()
 
 
+def test_who_has_left_the_group_averages_nothing(tmp_path: Path) -> None:
+    make_group_files(tmp_path, averaged(torch.float32))
+    first, other = (SharedMemoryExchange(tmp_path, averaged(torch.float32), index=k, size=2) for k in range(2))
+    first.connect()
+    first.close()
+    with pytest.raises(WorkerLost, match="has left its group"):
+        first.mean(vectors(torch.float32), CLIENTS, [0.2] * 5, torch.empty(VALUES), workers={})
+    other.close()
+
+
 def test_a_cohort_that_a_planner_chooses_has_its_places(tmp_path: Path) -> None:
     plain = tiny_experiment(dynamicsgd(), rounds=1, cohort_size=2, stop=StopLimits(total_bytes=10**9))
     larger = replace(plain, training=replace(plain.training, cohort_size=5))

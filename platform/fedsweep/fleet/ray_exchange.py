@@ -91,7 +91,12 @@ class ActorGroup:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_GROUP_PREFIX}{os.getpid()}-", dir="/dev/shm"))
         self._lock = os.open(self._folder, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        make_group_files(self._folder, vectors)
+        try:
+            make_group_files(self._folder, vectors)
+        except OSError as error:  # another run has taken the room since it was looked at
+            self.drop()
+            self._fall_back(f"aggregating among actors has no room in /dev/shm ({error.strerror})")
+            return
         prepared = [actor.prepare_exchange.remote(self._folder, len(actors), vectors) for actor in actors]
         ray.get(prepared, timeout=self._timeout_s)
         ray.get([actor.connect_exchange.remote() for actor in actors], timeout=self._timeout_s)

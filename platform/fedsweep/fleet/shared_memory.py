@@ -102,6 +102,8 @@ class SharedMemoryExchange(Exchange):
         out.copy_(self._mean)
 
     def _barrier(self) -> None:
+        if self._size > 1 and not self._readers:
+            raise WorkerLost("this client actor has left its group")  # alone it would wait for nobody
         self._counter += 1
         own_token = _TOKEN.pack(self._counter)
         try:
@@ -121,7 +123,7 @@ class SharedMemoryExchange(Exchange):
                     # It is ahead of the slowest member: its next token waits. Let the others run.
                     if event & (select.POLLHUP | select.POLLERR) and not event & select.POLLIN:
                         raise WorkerLost(f"client actor {self._readers[descriptor]} is gone")
-                    if len(events) == 1 or all(d not in waiting for d, _ in events):
+                    if all(d not in waiting for d, _ in events):
                         time.sleep(0)
                     continue
                 token = os.read(descriptor, _TOKEN.size)
