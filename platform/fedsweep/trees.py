@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from math import prod
+from math import isfinite, prod
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -207,6 +207,12 @@ def load_vector(model: nn.Module, layout: FlatLayout, vector: Tensor) -> None:
     with torch.no_grad():
         for name, value in (trained_params(model) | moving_buffers(model)).items():
             value.copy_(views[name])
+
+
+def all_finite(values: Tensor) -> bool:
+    """Tell whether no value is infinite or NaN."""
+    # The sum first, one number; it may overflow where all values are finite, so only then each is looked at.
+    return isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:

@@ -160,10 +160,10 @@ def test_what_was_decoded_and_what_is_left_add_up_to_what_was_meant(name: str) -
         anchor, move = (torch.randn(size, generator=generator, dtype=full.dtype) for _ in range(2))
         source = Stream((number,))
         meant += move
-        arrived += encoder.through(0, anchor + move, anchor, source) - anchor
+        arrived += encoder.decoded(0, anchor + move, anchor, source) - anchor
         if number % 20 == 10:  # kept, and taken up again
             encoder = Encoder(side, FULL_MODEL, full, encoder.memory())
-        now, left = sent_down(codec, full, target=anchor + move, before=anchor, left=left, stream=source)
+        now, left = sent_down(codec, full, target=anchor + move, before=anchor, residual=left, stream=source)
         announced += now - anchor
     assert left is not None
     for received, owed in ((arrived, encoder.memory()["codec"]), (announced, left)):

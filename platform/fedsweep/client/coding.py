@@ -18,7 +18,7 @@ from fedsweep.guard import ask, wrong
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import FlatLayout, weighted_mean
+from fedsweep.trees import FlatLayout, all_finite, weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,14 +79,14 @@ class Encoder:
         side: Says what clients' messages go through.
         submodel: The part that the client trains.
         full: The full model's layout.
-        memory: What the client remembers; of it, the residuals of error feedback, see :meth:`memory`.
+        memory: What the client remembers; of it the residuals of error feedback, see :meth:`memory`.
     """
 
     def __init__(self, side: ClientSide, submodel: SubModel, full: FlatLayout, memory: Mapping[str, Any]) -> None:
-        self._submodel, self._full, self._payloads = submodel, full, side.codes_payloads
+        self._submodel, self._full, self._payloads = submodel, full, side.encodes_payloads
         self._travels = travelling(submodel, full)
         self._codec = side.codec.fitted(self._travels.shapes)
-        self._left = {name: value for name, value in memory.items() if name.startswith("codec")}
+        self._residuals = {name: value for name, value in memory.items() if name.startswith("codec")}
 
     def encoded(self, reply: Reply, received: Tensor | None, stream: Stream) -> Reply:
         """Return the answer with its params encoded, and of what terms send all that has the params' form.
@@ -107,8 +107,8 @@ class Encoder:
             reply, vector=reply.vector[size:].clone(), encoded=message, extras=extras, encoded_extras=encoded_extras
         )
 
-    def through(self, client: int, vector: Tensor, received: Tensor | None, stream: Stream) -> Tensor:
-        """Return a client's model [V of its part] as the receiver has it; arguments as of :meth:`encoded`."""
+    def decoded(self, client: int, vector: Tensor, received: Tensor | None, stream: Stream) -> Tensor:
+        """Return a client's model [V of its part] as its receiver decodes it; arguments as of :meth:`encoded`."""
         anchor, size = self._anchor(client, received), self._travels.params
         message, move = self._message("codec", self._travels.cut(vector[:size] - anchor), stream)
         if move is None:
@@ -137,17 +137,16 @@ class Encoder:
                 vectors.append((owner, torch.cat([own[f"{owner}/{name}"].flatten() for name in shapes])))
         return vectors
 
-    def _message(self, kept_as: str, move: Tensor, stream: Stream) -> tuple[Payload, Tensor | None]:
-        """Return the message, and what becomes of it where that is known."""
+    def _message(self, name: str, move: Tensor, stream: Stream) -> tuple[Payload, Tensor | None]:
+        """Return the message of a move [size], and with error feedback the move as it will be decoded, else None."""
         if not self._codec.error_feedback:
             return self._asked(move, stream), None
-        travels = self._travels
-        left = self._cut(kept_as)
-        move = move + travels.cut(left)
+        residual = self._residual(name)
+        move = move + self._travels.cut(residual)
         message = self._asked(move, stream)
         # Against what will be decoded, not what was meant to be sent: so both agree on what is still owed.
         decoded = _decoded(self._codec, message, len(move))
-        self._keep(kept_as, left, move - decoded.to(move))
+        self._keep(name, residual, move - decoded.to(move))
         return message, decoded
 
     def _asked(self, move: Tensor, stream: Stream) -> Payload:
@@ -159,33 +158,33 @@ class Encoder:
         """Give the residuals of error feedback, what messages have left out, each [P of the full model]."""
         if not self._codec.error_feedback:
             return {}
-        return {"codec": torch.zeros(self._full.num_params, dtype=self._full.dtype), **self._left}
+        return {"codec": torch.zeros(self._full.num_params, dtype=self._full.dtype), **self._residuals}
 
-    def _cut(self, kept_as: str) -> Tensor:
-        """Return what was left out of the part's params [params]."""
-        left = self._left.get(kept_as)
-        if left is None:
+    def _residual(self, name: str) -> Tensor:
+        """Return what messages of this name have left out of the part's params [params]."""
+        residual = self._residuals.get(name)
+        if residual is None:
             return torch.zeros(self._travels.params, dtype=self._full.dtype)
-        left = torch.as_tensor(left)
+        residual = torch.as_tensor(residual)
         if self._submodel == FULL_MODEL:
-            return left
-        return self._submodel.extract(self._full.padded(left), self._full)[: self._travels.params]
+            return residual
+        return self._submodel.extract(self._full.padded(residual), self._full)[: self._travels.params]
 
-    def _keep(self, kept_as: str, left: Tensor, owed: Tensor) -> None:
-        """Keep what is owed of the values that travel [T], in full size; of the others what was owed before."""
+    def _keep(self, name: str, before: Tensor, owed: Tensor) -> None:
+        """Keep what is owed of the values that travel [size]; of the part's others what was owed before [params]."""
         if self._submodel == FULL_MODEL:
-            self._left[kept_as] = owed
+            self._residuals[name] = owed
             return
         if self._travels.mask is not None:
-            left = left.clone()
-            left[self._travels.mask] = owed
-            owed = left
+            before = before.clone()
+            before[self._travels.mask] = owed
+            owed = before
         embedded = self._submodel.embed(self._submodel.layout(self._full).padded(owed), self._full)
         size = self._full.num_params
         values, cover = embedded.vector[:size], embedded.cover
-        before = self._left.get(kept_as)
-        before = torch.zeros(size, dtype=self._full.dtype) if before is None else torch.as_tensor(before)
-        self._left[kept_as] = values.clone() if cover is None else torch.where(cover[:size], values, before)
+        old = self._residuals.get(name)
+        old = torch.zeros(size, dtype=self._full.dtype) if old is None else torch.as_tensor(old)
+        self._residuals[name] = values.clone() if cover is None else torch.where(cover[:size], values, old)
 
 
 def decoded_sum(codec: Codec, replies: Sequence[Reply], weights: Sequence[float], full: FlatLayout) -> Tensor:
@@ -233,24 +232,24 @@ def decoded_reply(
 
 
 def sent_down(
-    codec: Codec, full: FlatLayout, *, target: Tensor, before: Tensor, left: Tensor | None, stream: Stream
+    codec: Codec, full: FlatLayout, *, target: Tensor, before: Tensor, residual: Tensor | None, stream: Stream
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the server's next model [V] as all clients have it, and what its messages have left out [P].
+    """Return the server's next model [V] as all clients have it, and the residual after its message [P].
 
     Args:
         codec: What the server's messages go through.
         full: The model's layout.
         target: What its next model would be [V].
         before: What all clients have [V].
-        left: The residual of error feedback: what its messages have left out so far [P]; None: nothing.
+        residual: Of error feedback: what its messages have left out so far [P]; None: nothing.
         stream: Random numbers.
     """
     travels = travelling(FULL_MODEL, full)
     params, size = travels.params, travels.size
     codec = codec.fitted(travels.shapes)
     move = (target[:params] - before[:params]).cpu()
-    if left is not None and codec.error_feedback:
-        move += left
+    if residual is not None and codec.error_feedback:
+        move += residual
     message: Payload = ask(codec, "encode", move, stream, when="on the server")
     decoded = _decoded(codec, message, size).to(move)
     vector = target.clone()
@@ -262,9 +261,7 @@ def _decoded(codec: Codec, message: Payload, size: int) -> Tensor:
     move = codec.decode(message, size) if size else torch.zeros(0)
     if not isinstance(move, Tensor):
         raise wrong(codec, "decode", must=f"a tensor of {size} values", answer=move, when="for a message of its own")
-    # The sum first, one number; it may overflow where all values are finite, so only then each is looked at.
-    finite = move.shape == (size,) and (math.isfinite(float(move.sum())) or bool(torch.isfinite(move).all()))
-    if not finite:
+    if move.shape != (size,) or not all_finite(move):
         raise InvariantError(
             f"{type(codec).__name__} must decode {size} finite values, but gave a tensor of shape {tuple(move.shape)}"
             f" with {int((~torch.isfinite(move)).sum())} that are not finite"

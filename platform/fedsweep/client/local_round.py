@@ -33,7 +33,7 @@ from fedsweep.guard import OnClient, ask
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import Stream, stream
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import FlatLayout
+from fedsweep.trees import FlatLayout, all_finite
 
 
 @dataclass
@@ -205,11 +205,8 @@ class LocalRound:
             self._finish_terms()
         if probes:
             self._measure([p for p in probes if p.when != "start"])
-        # The sum first, one number; it may overflow where all values are finite, so only then each is looked at.
-        total = float(model.vector.sum())
-        if not math.isfinite(total) and not bool(torch.isfinite(model.vector).all()):
-            reason = "its model has values that are not finite; lower the learning rate"
-            raise self._error(self._totals.steps, reason)
+        if not all_finite(model.vector):
+            raise self._error(self._totals.steps, "its model has values that are not finite; lower the learning rate")
 
     def _count(self, losses: Sequence[float]) -> None:
         """Take note of steps that were taken, by their losses."""
@@ -333,7 +330,7 @@ class LocalRound:
         if self._encoder is None:
             return self.model.vector
         vector, client = self.model.vector.cpu(), self.facts.client
-        return self._encoder.through(client, vector, self.received, self._codec_stream())
+        return self._encoder.decoded(client, vector, self.received, self._codec_stream())
 
     def _codec_stream(self) -> Stream:
         return stream(self._side.seed, "codec", self.facts.round, self.facts.client, self._totals.steps)

@@ -78,7 +78,7 @@ class ClientSide:
         device: ``"cpu"``, ``"cuda"`` or ``"lazy"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
         codec: What clients' messages go through.
-        codes_payloads: What terms send in the params' form goes through it, too.
+        encodes_payloads: What terms send in the params' form goes through it, too.
         down_codec: What the server's messages go through.
         lanes: How a worker steps clients together; None: one after another.
         job_passes: Forward passes of each of a client's samples that terms take outside the steps of each job.
@@ -94,7 +94,7 @@ class ClientSide:
     device: str = "cpu"
     track_accuracy: bool = False
     codec: Codec = AsItIs()
-    codes_payloads: bool = False
+    encodes_payloads: bool = False
     down_codec: Codec = AsItIs()
     lanes: LaneSettings | None = None
     job_passes: float = 0
@@ -193,7 +193,7 @@ class Segment:
         workers: Which worker each client is on.
         remembers: Some client may have something to remember when the round closes.
         stepping: How clients are stepped, where that was tried; None: as the experiment says.
-        left: The residual of error feedback downwards, before the first point [P]; None: nothing is left out.
+        residual: Of error feedback downwards, before the first point [P]; None: nothing is left out.
         models: Models [V] of other hubs that jobs start from, by hub.
         codecs: What messages go through, where that is chosen round by round; None: as the experiment says.
     """
@@ -212,7 +212,7 @@ class Segment:
     workers: Mapping[int, int] = field(default_factory=dict)
     remembers: bool = True
     stepping: Stepping | None = None
-    left: Tensor | None = None
+    residual: Tensor | None = None
     models: Mapping[int, Tensor] = field(default_factory=dict)
     codecs: Communication | None = None
 
@@ -296,7 +296,7 @@ class SegmentReply:
         aggregate: The server's model [V] after the last folded point, from the one worker that is asked for it; None
             where none was folded.
         notes: Sentences for the user.
-        left: The residual of error feedback downwards by then [P], from the same worker; None: nothing is left out.
+        residual: Of error feedback downwards by then [P], from the same worker; None: nothing is left out.
         anchors: The models that encoded moves start from [V], by version, where points were folded: the server has not
             seen those of inner points.
     """
@@ -306,5 +306,5 @@ class SegmentReply:
     memories: Mapping[int, Handle]
     aggregate: Tensor | None = None
     notes: tuple[str, ...] = ()
-    left: Tensor | None = None
+    residual: Tensor | None = None
     anchors: Mapping[int, Tensor] = field(default_factory=dict)

@@ -124,7 +124,7 @@ class Worker:
         # Moved once, not for each client; a copy, where the exchange writes means into it. A codec counts on the CPU.
         place = home if folded else "cpu" if self._side.codec.encodes else self._side.device
         current = anchor.to(place, copy=folded)
-        down, left = self._side.down_codec, segment.left
+        down, residual = self._side.down_codec, segment.residual
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, tasks, current, segment.version + number, memories)
             # An attendee that has none here is another worker's, or delivers work of an earlier round, which the server
@@ -143,7 +143,7 @@ class Worker:
                     current = torch.empty_like(current)  # moves are counted from the one before
                 self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
                 if down.encodes:
-                    left = self._send_down(segment, number, current, before=before, left=left)
+                    residual = self._send_down(segment, number, current, before=before, residual=residual)
         # All workers have the same mean by now; one of them hands it over.
         locals_due = [self._rounds[client] for client in due]
         answer = self._answer(segment, due)
@@ -151,7 +151,7 @@ class Worker:
             # The server has not seen what clients received from one another's mean.
             anchors = {r.progress.anchor_version: r.received.cpu() for r in locals_due if r.received is not None}
             answer = replace(answer, anchors=anchors)
-        return replace(answer, aggregate=current.cpu(), left=left) if folded and not self.index else answer
+        return replace(answer, aggregate=current.cpu(), residual=residual) if folded and not self.index else answer
 
     def prove(self, segment: Segment, anchor: Tensor, memories: Mapping[int, State]) -> Stepping:
         """Try ways of stepping the clients whose work begins with a segment; of the clients nothing is kept.
@@ -175,15 +175,17 @@ class Worker:
             self._rounds, self._round = {}, (0, 0)
 
     def _send_down(
-        self, segment: Segment, number: int, current: Tensor, *, before: Tensor, left: Tensor | None
+        self, segment: Segment, number: int, current: Tensor, *, before: Tensor, residual: Tensor | None
     ) -> Tensor | None:
-        """Put what clients have of a mean in its place, and return what the server's messages have left out."""
+        """Put the mean as clients decode it in its place, and return the residual after that message."""
         # On every worker alike: they have the same mean, and draw the same numbers.
         source = stream(self._side.seed, "codec down", segment.round, position=number)
         down = self._side.down_codec
-        target, left = sent_down(down, self._layout, target=current, before=before, left=left, stream=source)
+        target, residual = sent_down(
+            down, self._layout, target=current, before=before, residual=residual, stream=source
+        )
         current.copy_(target)
-        return left
+        return residual
 
     def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
         """Return the clients' steps that are due, as far as they can be taken in lanes."""

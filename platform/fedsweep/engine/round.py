@@ -149,7 +149,7 @@ class Round:
             models=dict(sorted(self.models.items())),
             hub_times=self.plan.hub_times,
             published=dict(sorted({**before.published, **self._charges.published}.items())),
-            left=self.codecs.left,
+            left=self.codecs.residual,
             sent_contents=self.codecs.sent_contents,
             **({} if (messages := self.plan.prices.server_messages) is None else messages.after(self.plan.points)),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
@@ -222,7 +222,7 @@ class Round:
             workers=self._workers,
             remembers=self._remembers,
             stepping=self.state.stepping,
-            left=self.codecs.left,
+            residual=self.codecs.residual,
             codecs=self._tools.codecs,
         )
 
@@ -298,7 +298,7 @@ class Round:
         self.version += folded
         if reply.aggregate is not None:
             self.vector = self.anchors[self.version] = reply.aggregate
-            self.codecs.left = reply.left
+            self.codecs.residual = reply.residual
             self.anchors.update(reply.anchors)
         self.totals.update(reply.totals)
         self.memories.update(reply.memories)

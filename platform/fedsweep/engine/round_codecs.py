@@ -137,7 +137,7 @@ class RoundCodecs:
     Attributes:
         down_encodes: The server's messages go through a codec.
         up_sums: The mean of clients' messages is decoded, not each of them.
-        left: The residual of error feedback: what the server's messages have left out so far [P]; None: nothing.
+        residual: Of error feedback: what the server's messages have left out so far [P]; None: nothing.
         sent_contents: See ``RunState``.
     """
 
@@ -147,7 +147,7 @@ class RoundCodecs:
         self._stream: Callable[[str, int], Stream] = lambda purpose, position: stream(
             seed, purpose, state.round + 1, position=position
         )
-        self.left, self.sent_contents = state.left, dict(state.sent_contents)
+        self.residual, self.sent_contents = state.left, dict(state.sent_contents)
 
     def sent_model(self, target: Tensor, before: Tensor, position: int) -> Tensor:
         """Return the server's next model [V] as all clients have it: from now on it is the server's, too.
@@ -158,8 +158,8 @@ class RoundCodecs:
             position: The sync point's number within the round.
         """
         source = self._stream("codec down", position)
-        vector, self.left = sent_down(
-            self._down, self._full, target=target, before=before, left=self.left, stream=source
+        vector, self.residual = sent_down(
+            self._down, self._full, target=target, before=before, residual=self.residual, stream=source
         )
         return vector
 
@@ -184,7 +184,7 @@ class RoundCodecs:
                 # Everybody has zeros: content that begins with them is announced, but not missed by who comes later.
                 made = with_message(made, self._number)
             source = self._stream(f"codec down {name}", position)
-            sent, _ = sent_down(self._down, self._full, target=value, before=before, left=None, stream=source)
+            sent, _ = sent_down(self._down, self._full, target=value, before=before, residual=None, stream=source)
             last = self.sent_contents[name] = {"given": value, "sent": sent, "made": torch.tensor(made)}
         return last
 

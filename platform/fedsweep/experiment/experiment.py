@@ -370,7 +370,7 @@ def client_side(experiment: Experiment) -> ClientSide:
         # Availability alone reads it: who is there may depend on how its training went.
         track_accuracy=experiment.world.availability is not None,
         codec=experiment.up_codec,
-        codes_payloads=not experiment.method.codec.encodes,
+        encodes_payloads=not experiment.method.codec.encodes,
         down_codec=experiment.communication.down,
         lanes=experiment.lanes,
         # What a job costs outside its steps does not depend on the size of a step.

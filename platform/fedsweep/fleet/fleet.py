@@ -173,7 +173,7 @@ def merged_answers(answers: Sequence[SegmentReply]) -> SegmentReply:
         totals=_by_client(answer.totals for answer in answers),
         memories=_by_client(answer.memories for answer in answers),
         aggregate=None if first is None else first.aggregate,
-        left=None if first is None else first.left,
+        residual=None if first is None else first.residual,
         anchors={version: vector for answer in answers for version, vector in answer.anchors.items()},
         notes=tuple(sorted({note for answer in answers for note in answer.notes})),
     )

@@ -53,7 +53,7 @@ def to_tensors(value: Any) -> Any:
 
 def _segment(segment: Segment, change: Callable[[Any], Any]) -> Segment:
     published = {name: replace(content, value=change(content.value)) for name, content in segment.published.items()}
-    return replace(segment, published=published, left=change(segment.left), models=change(segment.models))
+    return replace(segment, published=published, residual=change(segment.residual), models=change(segment.models))
 
 
 def _answer(answer: SegmentReply, change: Callable[[Any], Any]) -> SegmentReply:
@@ -71,6 +71,6 @@ def _answer(answer: SegmentReply, change: Callable[[Any], Any]) -> SegmentReply:
         answer,
         replies=replies,
         aggregate=change(answer.aggregate),
-        left=change(answer.left),
+        residual=change(answer.residual),
         anchors=change(answer.anchors),
     )
