@@ -71,39 +71,14 @@ def _models() -> list[Named]:
     return [Named(name=name, summary=entry.summary, source=entry.source, key="model") for name, entry in MODELS.items()]
 
 
-def _partitions() -> list[Named]:
+def _builders(key: str) -> list[Named]:
+    """List the built-in names of a key by their builders' docstrings, and by who proposed what they build."""
     from fedsweep.config.signatures import first_paragraph
-    from fedsweep.world.partitions.registry import PARTITIONS
+    from fedsweep.config.tables import TABLES
 
     return [
-        Named(
-            name=name,
-            summary=first_paragraph(kind).rstrip("."),
-            source=kind.source,
-            key="scenario.partition",
-        )
-        for name, kind in PARTITIONS.items()
-    ]
-
-
-def _codecs() -> list[Named]:
-    from fedsweep.components.compression.registry import CODECS
-    from fedsweep.config.signatures import first_paragraph
-
-    # The two ways have one table.
-    return [
-        Named(name=name, summary=first_paragraph(builder).rstrip("."), source="", key="communication.up")
-        for name, builder in CODECS.items()
-    ]
-
-
-def _planners() -> list[Named]:
-    from fedsweep.components.spending import PLANNERS
-    from fedsweep.config.signatures import first_paragraph
-
-    return [
-        Named(name=name, summary=first_paragraph(builder).rstrip("."), source="", key="planner")
-        for name, builder in PLANNERS.items()
+        Named(name=name, summary=first_paragraph(builder).rstrip("."), source=getattr(builder, "source", ""), key=key)
+        for name, builder in TABLES[key].names().items()
     ]
 
 
@@ -141,9 +116,9 @@ KINDS: Mapping[str, Callable[[], list[Named]]] = {
     "methods": _methods,
     "datasets": _datasets,
     "models": _models,
-    "partitions": _partitions,
-    "codecs": _codecs,
-    "planners": _planners,
+    "partitions": partial(_builders, "scenario.partition"),
+    "codecs": partial(_builders, "communication.up"),  # the two ways have one table
+    "planners": partial(_builders, "planner"),
     "presets": _presets,
     "tables": _tables,
 }
