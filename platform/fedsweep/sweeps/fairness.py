@@ -9,24 +9,24 @@ Budgets are part of the world of those methods alone that plan with them.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsweep.catalog import build_method
 from fedsweep.components.planning import Pacing
-from fedsweep.sweeps.space import Trial, canonical, walk
+from fedsweep.results.config_table import config_table, flat_config, is_aside
+from fedsweep.results.keys import keys_below
+from fedsweep.results.texts import some_of
+from fedsweep.sweeps.space import Trial, canonical
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
 
 _WORLD = ("scenario", "model")
 _PRACTICE = ("training", "evaluation")
-# Where the data lie and how they come there changes no result.
-_PLACES = frozenset({"scenario.root", "scenario.download"})
+_BUDGETS = ("scenario.budgets",)
 _SHOWN = 4
-_BUDGETS = "scenario.budgets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,10 @@ class TrialWorld:
 
 def world_of(config: Config) -> TrialWorld:
     """Return the world of a trial with this configuration."""
-    tree = config.tree()
-    budgets = tree["scenario"].pop("budgets")
-    return TrialWorld(
-        shared=canonical(_flat(tree, _WORLD)), budgets=canonical(budgets) if plans_with_budgets(config) else None
-    )
+    flat = flat_config(config.tree())
+    world = {key: flat[key] for key in keys_below(_WORLD, flat) if not is_aside(key)}
+    budgets = {key: world.pop(key) for key in keys_below(_BUDGETS, flat)}
+    return TrialWorld(shared=canonical(world), budgets=canonical(budgets) if plans_with_budgets(config) else None)
 
 
 def comparable(worlds: Sequence[TrialWorld]) -> list[list[int]]:
@@ -78,21 +77,22 @@ def notes(
     The trials' resolved configurations are in the same order. Where a search will give them seeds, these are not known.
     A chooser is what judges trials while the sweep goes on without a look at their worlds; see :func:`chooser_of`.
     """
-    trees = [config.tree() for config in configs]
-    planning = [tree for tree, config in zip(trees, configs, strict=True) if plans_with_budgets(config)]
+    flats = [flat_config(config.tree()) for config in configs]
+    planning = [flat for flat, config in zip(flats, configs, strict=True) if plans_with_budgets(config)]
+    differing = config_table(flats).differing
     sentences = []
-    changed = [key for key in _differing(trees, _WORLD) if not key.startswith(_BUDGETS)]
-    changed += [key for key in _differing(planning, _WORLD) if key.startswith(_BUDGETS)]
+    changed = [key for key in keys_below(_WORLD, differing) if not keys_below(_BUDGETS, [key])]
+    changed += keys_below(_BUDGETS, config_table(planning).differing)
     if changed:
         sentences.append(
-            f"trials differ in {_listed(changed)}: these are different worlds, and only trials of the same world are"
-            " compared with each other"
+            f"trials differ in {some_of(changed, _SHOWN)}: these are different worlds, and only trials of the same"
+            " world are compared with each other"
             + (f", but {chooser} judges all of them alike, as if they shared one" if chooser else "")
         )
-    if changed := _differing(trees, _PRACTICE):
+    if changed := keys_below(_PRACTICE, differing):
         sentences.append(
-            f"trials differ in {_listed(changed)}: partition and initial model are shared, but a difference may come"
-            " from these keys as well as from the method"
+            f"trials differ in {some_of(changed, _SHOWN)}: partition and initial model are shared, but a difference may"
+            " come from these keys as well as from the method"
         )
     return sentences + (_seed_notes(trials) if knows_seeds else [])
 
@@ -129,20 +129,3 @@ def _seed_notes(trials: Sequence[Trial]) -> list[str]:
 
 def _seeds(values: set[int | None]) -> str:
     return ", ".join(str(seed) for seed in sorted(values, key=str))
-
-
-def _flat(tree: Mapping[str, Any], sections: Sequence[str]) -> dict[str, str]:
-    """Return these sections' settings by dotted key, each value as its canonical text."""
-    settings = walk({section: tree[section] for section in sections})
-    return {key: canonical(value) for key, value in settings if key not in _PLACES}
-
-
-def _differing(trees: Sequence[Mapping[str, Any]], sections: Sequence[str]) -> list[str]:
-    """Return keys that are not there in all trees with one value."""
-    flat = [_flat(tree, sections) for tree in trees]
-    return [key for key in dict.fromkeys(itertools.chain(*flat)) if len({one.get(key) for one in flat}) > 1]
-
-
-def _listed(keys: Sequence[str]) -> str:
-    more = len(keys) - _SHOWN
-    return ", ".join(keys[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -383,12 +383,3 @@ def _num_values(entry: SpaceEntry) -> float:
     if entry.kind in ("choice", "grid", "rungs"):
         return len({canonical(value) for value in entry.values})
     return entry.values[1] - entry.values[0] if entry.kind == "randint" else math.inf
-
-
-def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of nested mappings."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from walk(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
