@@ -341,7 +341,7 @@ def test_a_configuration_names_budget_planner_and_choices() -> None:
     engine = local_engine(experiment)
     start = engine.start()
     sent = start.total_bytes
-    spending = engine.planner.meeting(start).spending
+    spending = engine.planner.with_cohort(start).spending
     assert spending is not None and (spending.left_bytes, spending.left_s) == (2_000_000 - sent, None)
 
 

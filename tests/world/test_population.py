@@ -204,10 +204,10 @@ def test_who_is_asked_is_there_and_has_data_as_a_list_of_all_would_say(monkeypat
     changes = {"drift": {"kind": "cosine_rotation"}, "availability": {"kind": "capability"}}
     split = experiment(clients=1200, partition={"kind": "iid"}, **changes)
     engine = Engine(split, LocalFleet(split))
-    asked = engine.planner.meeting(engine.start())
+    asked = engine.planner.with_cohort(engine.start())
     monkeypatch.setattr("fedsweep.experiment.clients._MOST_LISTED", 2000)
     other = Engine(split, LocalFleet(split))
-    listed = other.planner.meeting(other.start())
+    listed = other.planner.with_cohort(other.start())
     assert isinstance(asked.available, DrawnPresence) and isinstance(listed.available, tuple)
     assert set(asked.cohort) <= set(listed.available) and len(asked.cohort) == 4
     assert tuple(asked.available) == listed.available and 0 < len(listed.available) < 1200

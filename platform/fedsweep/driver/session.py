@@ -384,7 +384,7 @@ class RunSession:
         budgets = self._experiment.world.budgets
         if budgets is None:
             return None
-        context = self._engine.planner.meeting(self._known_state())
+        context = self._engine.planner.with_cohort(self._known_state())
         high, low = self._experiment.method.pacing.costs(context)
         limits: list[float] = budgets.client_budgets(high, low).tolist()
         return limits

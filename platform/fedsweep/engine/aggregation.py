@@ -13,7 +13,6 @@ from torch import Tensor
 from fedsweep.client.messages import Handle, Progress, Reply
 from fedsweep.components.base import ServerComponent
 from fedsweep.engine.state import RunState
-from fedsweep.errors import InvariantError
 from fedsweep.guard import ask
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
@@ -68,12 +67,7 @@ def held_update(
         fetch: Gives the memory behind a handle.
         learning_rate: The rate of its last steps.
         layout: The full model's.
-
-    Raises:
-        InvariantError: It has no such work.
     """
-    if client not in state.held:
-        raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
     memory, progress = fetch(state.memories[client]), state.held[client]
     # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
     vector = torch.from_numpy(np.array(memory["held"]))

@@ -18,7 +18,7 @@ from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL, Direction
-from fedsweep.world.devices import ClientTime, client_time, jittered
+from fedsweep.world.devices import ClientTime, DeviceProfile, client_time, jittered
 
 # Source: device time model of the scenario's profiles; what a server takes is small beside phones' work.
 _SERVER_FLOPS_PER_S = 1e13
@@ -78,11 +78,16 @@ class Prices:
         return (jobs - 1) * before + last if jobs else 0.0
 
 
+def device_of(client: int, context: RoundContext, prices: Prices) -> DeviceProfile:
+    """Return a client's device, as fast as it is in this round."""
+    device = context.profiles[client].device
+    if device is None:
+        raise InvariantError(f"client {client} has no device")
+    return jittered(device, seed=prices.seed, round=context.round, client=client)
+
+
 def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
     """Return the virtual seconds of download, steps and upload, with jitter; who takes steps is of the cohort."""
-    device = context.profiles[leg.client].device
-    if device is None:
-        raise InvariantError(f"client {leg.client} has no device")
     submodel = context.submodels.get(leg.client, FULL_MODEL)
     samples = 0
     if leg.steps:
@@ -94,7 +99,7 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
     down = model + beside.get((leg.client, "down"), 0)
     up = costs.num_bytes(submodel, "up") + beside.get((leg.client, "up"), 0)
     return client_time(
-        jittered(device, seed=prices.seed, round=context.round, client=leg.client),
+        device_of(leg.client, context, prices),
         steps=leg.steps,
         flops=costs.flops(submodel, samples, work=context.work.get(leg.client), probed=leg.probes),
         bits_down=8 * down if leg.down is not None else 0,

@@ -9,6 +9,7 @@ from itertools import chain, islice
 
 from fedsweep.client.lanes.grouping import one_by_one_note, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
+from fedsweep.client.optimizer import state_slots
 from fedsweep.engine.ahead.card_traffic import Beside, CardTraffic, sized
 from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import probed_samples
@@ -222,9 +223,9 @@ def _flops(plan: RoundPlan, taken: Mapping[int, int]) -> int:
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:
     """Add up models, gradient and samples of the clients that are on one actor at a time."""
     clients = -(-experiment.most_in_cohort // num_actors)
-    slots = 2 if experiment.training.optimizer.name == "adam" else bool(experiment.training.optimizer.momentum)
+    slots = sum(whole for _, whole in state_slots(experiment.training.optimizer))
     anchors = 1 if experiment.method.terms else 0
-    models = num_values * (clients * (1 + int(slots) + anchors) + 4)
+    models = num_values * (clients * (1 + slots + anchors) + 4)
     sample = sample_values(experiment.world.data.images)
     samples = sum(sorted((p.num_samples for p in sized(experiment)), reverse=True)[:clients]) * sample
     return 4 * (models + samples) / 2**20

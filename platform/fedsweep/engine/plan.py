@@ -10,12 +10,12 @@ from itertools import groupby
 import numpy as np
 
 from fedsweep.engine import clock
-from fedsweep.engine.asked_round import AskedRound
 from fedsweep.engine.clock import Prices
 from fedsweep.engine.cost import CostModel, Missed
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
 from fedsweep.engine.hubs import clock as hubs_clock
 from fedsweep.engine.hubs.messages import check_merges, of_jobs, of_merges
+from fedsweep.engine.lazy_clients import LazyClients
 from fedsweep.engine.ledger import Size
 from fedsweep.engine.round_codecs import ServerMessages
 from fedsweep.engine.state import RunState
@@ -164,7 +164,7 @@ class Planner:
             prices=prices,
         )
 
-    def meeting(self, state: RunState) -> RoundContext:
+    def with_cohort(self, state: RunState) -> RoundContext:
         """Return the next round as far as it is known once its cohort is chosen: who works, and how much."""
         return self._cohort(state)[0]
 
@@ -172,18 +172,7 @@ class Planner:
         experiment, round = self._experiment, state.round + 1
         world, method = experiment.world, experiment.method
         classes, chooser = experiment.classes(round), state.components["selection"]
-        present: Sequence[int] = self._everybody
-        samples: Sequence[int] | np.ndarray
-        if self._asks_singly:
-            singly = self._asked_round(classes, state)
-            samples, available = singly.samples, singly.available
-        else:
-            samples = self._samples(classes) if classes else self._clients.num_samples
-            if world.availability is not None:
-                present = self._present(world.availability, state, round)
-            # Under drift a client may have no sample of its classes.
-            have_all = present is self._everybody and bool(np.all(samples))
-            available = present if have_all else tuple(k for k in present if samples[k])
+        samples, present, available = self._presence(round, classes, state)
         context = RoundContext(
             round=round,
             available=available,
@@ -212,9 +201,19 @@ class Planner:
         work = {k: self._work(k, int(samples[k]), classes.get(k)) for k in sorted(cohort)}
         return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
 
-    def _asked_round(self, classes: Mapping[int, tuple[int, ...]], state: RunState) -> AskedRound:
+    def _presence(
+        self, round: int, classes: Mapping[int, tuple[int, ...]], state: RunState
+    ) -> tuple[Sequence[int] | np.ndarray, Sequence[int], Sequence[int]]:
+        """Return each client's number of samples in a round, who is there, and who of these has data."""
         world, seed = self._experiment.world, self._experiment.seed
-        return AskedRound(world=world, seed=seed, round=state.round + 1, classes=classes, history=state.accuracies)
+        if self._asks_singly:
+            lazy = LazyClients(world=world, seed=seed, round=round, classes=classes, history=state.accuracies)
+            return lazy.samples, self._everybody, lazy.available
+        samples = self._samples(classes) if classes else self._clients.num_samples
+        present = self._everybody if world.availability is None else self._present(world.availability, state, round)
+        # Under drift a client may have no sample of its classes.
+        have_all = present is self._everybody and bool(np.all(samples))
+        return samples, present, present if have_all else tuple(k for k in present if samples[k])
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         return np.array([int(row[list(classes[k])].sum()) for k, row in enumerate(self._clients.label_counts_NC)])

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.client.exchange import Exchange
-from fedsweep.errors import ResourceError, WorkerLost
+from fedsweep.errors import ResourceError, WorkerLost, first_line
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.trees import weighted_mean
 
@@ -195,7 +195,7 @@ class NetworkExchange(Exchange):
         try:
             begin(self._group).wait()
         except RuntimeError as error:
-            raise WorkerLost(f"another client actor is gone ({_first_line(error)})") from error
+            raise WorkerLost(f"another client actor is gone ({_reason(error)})") from error
 
     def close(self) -> None:
         """Leave; the other members see the end of the connection."""
@@ -228,10 +228,10 @@ def _reaching(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
-        raise ResourceError(f"{what} ({_first_line(error)})") from error
+        raise ResourceError(f"{what} ({_reason(error)})") from error
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return what torch's networking reports, without the place in its sources."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = first_line(error)
     return line.partition("] ")[2] if line.startswith("[") and ".cc:" in line else line

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import ray
 
-from fedsweep.errors import ResourceError
+from fedsweep.errors import ResourceError, first_line
 from fedsweep.fleet.fleet import ExchangeInUse, Vectors
 from fedsweep.fleet.network import Membership
 from fedsweep.fleet.shared_memory import make_group_files
@@ -122,8 +122,8 @@ class ActorGroup:
             ]
             _get_all(joined, timeout_s=self._timeout_s)
         except ResourceError as error:
-            why = str(error).splitlines()[0]
-            self._fall_back(f"the client actors on {len({*nodes})} nodes can't aggregate among themselves: {why}")
+            why = f"the client actors on {len({*nodes})} nodes can't aggregate among themselves: {first_line(error)}"
+            self._fall_back(why)
             return
         self._name = "network"
 

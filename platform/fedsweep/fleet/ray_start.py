@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from fedsweep.errors import ResourceError
+from fedsweep.errors import ResourceError, first_line
 from fedsweep.fleet.ray_internals import loopback_only
 from fedsweep.fleet.ray_leftovers import log_kept, mark_new_sessions, own_sessions, remove_session
 from fedsweep.fleet.ray_quick_start import quick_settings
@@ -125,8 +125,7 @@ class ClusterStart:
             context = self._starting.result()
         except Exception as error:  # Ray raises the bare class where a process of its own dies while it starts
             self._give_up()
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ResourceError(f"no Ray cluster could be started here ({reason}); try again") from error
+            raise ResourceError(f"no Ray cluster could be started here ({first_line(error)}); try again") from error
         finally:
             self._put_mask_back()
         if self._dashboard:

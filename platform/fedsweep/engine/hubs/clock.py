@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from fedsweep.engine.clock import Leg, Prices, leg_time
-from fedsweep.errors import InvariantError
+from fedsweep.engine.clock import Leg, Prices, device_of, leg_time
 from fedsweep.records import LocalJob, RoundContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.world.devices import DeviceProfile, client_time, jittered
+from fedsweep.world.devices import client_time
 from fedsweep.world.topology import SERVER, Graph, Merge, Tree
 
 
@@ -91,7 +90,7 @@ class HubClock:
         last = max(moments)
         if merge.hub < 0 or not received:
             return last
-        device = self._device(merge.hub)
+        device = device_of(merge.hub, self._context, self._prices)
         return last + client_time(device, steps=0, flops=0, bits_down=received, bits_up=0).download_s
 
     def _hop_s(self, hub: int, other: int) -> float:
@@ -107,17 +106,12 @@ class HubClock:
         if self._graph_link is not None or not messages:
             return 0.0
         bits = 8 * messages * self._bytes(client)
-        return client_time(self._device(client), steps=0, flops=0, bits_down=0, bits_up=bits).upload_s
+        device = device_of(client, self._context, self._prices)
+        return client_time(device, steps=0, flops=0, bits_down=0, bits_up=bits).upload_s
 
     def _bytes(self, sender: int) -> int:
         submodel = self._context.submodels.get(sender, FULL_MODEL)
         return self._prices.costs.num_bytes(submodel, "up") + submodel.index_bytes()
-
-    def _device(self, client: int) -> DeviceProfile:
-        device = self._context.profiles[client].device
-        if device is None:
-            raise InvariantError(f"client {client} has no device")
-        return jittered(device, seed=self._prices.seed, round=self._context.round, client=client)
 
 
 def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:

@@ -1,4 +1,4 @@
-"""A round of very many clients: what is known of one is found out when somebody asks for it."""
+"""Very many clients in a round: whether one is there, and with how many samples, is found out when it is asked for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedsweep.world.population import Built, DrawnPresence
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedRound:
-    """The clients of a round as the planner asks for them.
+class LazyClients:
+    """All clients in a round, as sequences that look at one when they are indexed.
 
     Attributes:
         world: The scenario.
@@ -31,7 +31,7 @@ class AskedRound:
 
     @property
     def samples(self) -> Sequence[int]:
-        """Each client's samples of the round's classes."""
+        """Each client's number of samples of the round's classes."""
         return Built(length=len(self.world.profiles), build=self._num_samples)
 
     @property
