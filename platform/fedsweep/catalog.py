@@ -24,6 +24,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.parameters.signature import signature_of
 from fedsweep.plugins import call_builder
 from fedsweep.records import RoundRecord
+from fedsweep.tasks.declaration import Declaration
 
 if TYPE_CHECKING:
     from fedsweep.method import FederatedMethod
@@ -221,6 +222,10 @@ def task_metrics(config: Config) -> list[dict[str, Any]]:
     """Return what a configuration's task measures, as a resolved configuration has it, the leading figure first."""
     item = bound(config, "scenario.task")
     measures = getattr(item.builder, "measures", {}) if item is not None else {}
+    if not isinstance(measures, Mapping) or not all(isinstance(read, Declaration) for read in measures.values()):
+        raise ConfigError(
+            f"scenario.task {item.name}: its measures must be a Declaration for each name, but are {measures!r}"
+        )
     return [
         {"name": name, "mode": read.mode, "unit": read.unit, "chance": read.chance} for name, read in measures.items()
     ]

@@ -226,6 +226,15 @@ def finite_vector(answer: Any, call: Call) -> None:
         )
 
 
+def as_number(value: Any) -> float | None:
+    """Return a number as a float, also where it is a tensor or numpy's without a dimension; None: it is none."""
+    is_number = isinstance(value, int | float) or getattr(value, "ndim", None) == 0
+    try:
+        return float(value) if is_number and not isinstance(value, bool) else None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
 def scalar(answer: Any, call: Call) -> None:
     """Check a differentiable scalar."""
     if not isinstance(answer, Tensor) or answer.ndim:

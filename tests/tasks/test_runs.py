@@ -15,7 +15,8 @@ from fedsweep.api import load_model, run
 from fedsweep.catalog import built_in_card, method_names
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run
-from fedsweep.errors import ConfigError, DataError, InputError
+from fedsweep.errors import ConfigError, DataError, FedsweepError, InputError
+from fedsweep.experiment.build_world import build_task, strata_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.testing import local_engine, run_rounds, tiny_record
@@ -267,6 +268,73 @@ def test_a_data_set_says_what_is_wrong_with_it() -> None:
     samples = Samples(inputs=inputs, targets=np.zeros(4, np.float32))
     with pytest.raises(DataError, match="training and test inputs must have one shape and type"):
         Dataset(name="x", train=samples, test=Samples(inputs=inputs[:, :2], targets=np.zeros(4, np.float32)))
+
+
+FAULTY = """
+import numpy as np
+import torch
+from fedsweep import Dataset, Declaration, Samples, Task
+
+
+class Error(Task):
+    measures = {"error": Declaration(mode="min")}
+    outputs = (1,)
+
+    def loss(self, outputs, targets):
+        return (outputs[:, 0] - targets).square().mean()
+
+    def tally(self, outputs, targets):
+        return {"loss": (outputs[:, 0] - targets).square().double().sum(), "count": torch.tensor(len(targets))}
+
+    def scores(self, tally):
+        return {"error": tally["loss"] / tally["count"]}
+
+
+def data(*, root, download):
+    draws = np.random.default_rng(3)
+    samples = Samples(inputs=draws.random((40, 3)), targets=draws.random(40))
+    return Dataset(name="error", train=samples, test=samples)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "message"),
+    [
+        ("tally", lambda *_: None, r"must return a mapping with the sums loss and count, .* returned NoneType None in"),
+        ("tally", lambda *_: {"loss": 1.0}, "must return a mapping with the sums loss and count"),
+        ("tally", lambda *_: {"loss": 1.0, "count": 0}, "must return a count above 0 over the whole test"),
+        ("scores", lambda *_: None, r"must return a mapping with a number for each of its measures \(error\)"),
+        ("scores", lambda *_: {"error": "low"}, "must return a mapping with a number for each"),
+        ("scores", lambda *_: {"error": 1.0, "round": 2}, "must return a mapping with a number for each"),
+        ("strata", lambda *_: [0] * 40, "'error': the task's strata must be integers, one per sample, of shape"),
+        ("strata", lambda *_: np.full(40, 0.5), "'error': the task's strata must be integers"),
+        ("measures", {"error": "min"}, "task own_error:Error: its measures must be a Declaration for each"),
+    ],
+)
+def test_what_a_task_of_ones_own_should_not_have_said_is_told_in_one_line(
+    hook: str, answer: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_error.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = {"dataset": "own_error:data", "task": {"kind": "own_error:Error"}, "clients": 3}
+    config = {**SMALL, "scenario": {**scenario, "partition": {"kind": "iid"}}}
+    result = run(config, out=tmp_path / "run")  # figures may be tensors without a dimension
+    assert result.to_pandas()["error"].iloc[-1] == pytest.approx(result.to_pandas()["test_loss"].iloc[-1])
+    monkeypatch.setattr(f"own_error.Error.{hook}", answer)
+    with pytest.raises(FedsweepError, match=message) as caught:
+        run(config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["bool", "uint64"])
+def test_classes_are_integers_of_any_type_and_no_truths(kind: str) -> None:
+    samples = Samples(inputs=np.eye(6, 2, dtype=np.float32), targets=(np.arange(6) % 2).astype(kind))
+    dataset, config = Dataset(name="two", train=samples, test=samples, num_classes=2), load_config({})
+    if kind == "bool":
+        with pytest.raises(DataError, match=r"are bool of shape .* so they are no classes; give classes as integers"):
+            build_task(config, dataset)
+    else:
+        assert strata_of(dataset, build_task(config, dataset)).dtype == np.int64
 
 
 UNLABELLED = """

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedsweep.errors import ComponentError, ConfigError, FedsweepError, InvariantError
-from fedsweep.guard import place_of, wrong
+from fedsweep.guard import as_number, place_of, wrong
 from fedsweep.tasks.declaration import SHARE, Declaration
 
 if TYPE_CHECKING:
@@ -164,14 +164,9 @@ class Metric:
         }
 
     def _number(self, value: Any, must: str, *, when: str) -> float:
-        # Tensors and numpy's scalars without a dimension are numbers, too.
-        is_number = isinstance(value, int | float) or getattr(value, "ndim", None) == 0
-        try:
-            if is_number and not isinstance(value, bool):
-                return float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            pass
-        raise self._wrong(value, must, when=when)
+        if (number := as_number(value)) is None:
+            raise self._wrong(value, must, when=when)
+        return number
 
     def _wrong(self, answer: Any, must: str, *, when: str) -> InvariantError:
         error = wrong(self.function, "__call__", must=must, answer=answer, when=when)

@@ -56,7 +56,7 @@ class Tested:
         scores_N = np.full(num_clients, math.nan)
         for client, tally in (self.by_client or {}).items():
             if (count := int(tally["count"])) and not math.isnan(self.loss):
-                figures = {"loss": float(tally["loss"]) / count, **self.task.scores(tally)}
+                figures = {"loss": float(tally["loss"]) / count, **scores_of(self.task, tally)}
                 scores_N[client] = figures[self.task.leading[0]]
         return scores_N
 
@@ -75,6 +75,15 @@ class Tested:
         """Count samples by class [C, C]: rows are true, columns predicted."""
         cells_CC: np.ndarray = self.tally["confusion"].numpy()[:num_classes, :num_classes]
         return cells_CC
+
+
+def scores_of(task: Task, tally: Mapping[str, Tensor], *, when: str = "at a test of the model") -> dict[str, float]:
+    """Return a task's figures of a test's sums.
+
+    Raises:
+        InvariantError: They are not those that it declares.
+    """
+    return {name: float(value) for name, value in ask(task, "scores", tally, when=when).items()}
 
 
 class Evaluator:
@@ -139,15 +148,18 @@ class Evaluator:
                 if self._metrics:
                     outputs.append(answer.cpu())
                 truth = any_of(inputs) if self._task.of_inputs else targets
-                for name, value in self._task.tally(answer, truth).items():
+                for name, value in ask(self._task, "tally", answer, truth, when=when).items():
                     tally[name] = tally[name] + value if name in tally else value
                 if owners is not None and by_client is not None:
                     _add_by_client(self._task, by_client, answer, truth, owners[start : start + self._batch_size])
-        loss = float(tally["loss"]) / int(tally["count"])
+        if not (count := int(tally["count"])):
+            raise wrong(self._task, "tally", must="a count above 0 over the whole test", answer="0", when=when)
+        loss = float(tally["loss"]) / count
         diverged = math.isnan(loss)
         figures: dict[str, float] = {}
         if not self._task.has_classes:
-            figures = dict.fromkeys(self._task.measures, math.nan) if diverged else dict(self._task.scores(tally))
+            missing = dict.fromkeys(self._task.measures, math.nan)
+            figures = missing if diverged else scores_of(self._task, tally, when=when)
         if self._metrics:
             figures |= measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=diverged)
         return Tested(task=self._task, tally=tally, loss=loss, figures=figures, by_client=by_client)

@@ -18,6 +18,7 @@ from fedsweep.streams import stream
 from fedsweep.tasks.base import Task
 from fedsweep.tasks.kinds import Classification
 from fedsweep.world.data.datasets import Dataset, load_dataset
+from fedsweep.world.data.record import integers
 from fedsweep.world.data.subset import subset
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import test_owners
@@ -126,10 +127,12 @@ def build_task(config: Config, dataset: Dataset) -> Task:
                 " scenario.task: {kind: generative}"
             )
         if dataset.num_classes < 1 or shape or dataset.train.targets.dtype.kind not in "iu":
+            way = "name the task, e.g. scenario.task: {kind: regression}"
+            if dataset.train.targets.dtype.kind == "b":
+                way = "name the task, e.g. scenario.task: {kind: multi_label}" if shape else "give classes as integers"
             raise DataError(
                 f"data set {dataset.name!r}: its targets are {dataset.train.targets.dtype} of shape {list(shape)} for"
-                f" each sample and num_classes={dataset.num_classes}, so they are no classes; name the task, e.g."
-                " scenario.task: {kind: regression}"
+                f" each sample and num_classes={dataset.num_classes}, so they are no classes; {way}"
             )
         task: Task = Classification(num_classes=dataset.num_classes)
         for part, samples in parts.items():
@@ -155,9 +158,16 @@ def build_task(config: Config, dataset: Dataset) -> Task:
 
 
 def strata_of(dataset: Dataset, task: Task) -> np.ndarray:
-    """Return what the training samples are split by [S]: the data set's strata, or the task's; zeros without any."""
+    """Return what the training samples are split by [S]: the data set's strata, or the task's; zeros without any.
+
+    Raises:
+        DataError: The task's are no such numbers.
+    """
     own = dataset.train.strata if dataset.train.strata is not None else task.strata(dataset.train.targets)
-    return np.zeros(len(dataset.train), np.int64) if own is None else own
+    if own is None:
+        return np.zeros(len(dataset.train), np.int64)
+    numbers = own.astype(np.int64) if isinstance(own, np.ndarray) and own.dtype == bool else own
+    return integers(numbers, f"data set {dataset.name!r}: the task's strata", length=len(dataset.train))
 
 
 def check_kinds(config: Config, dataset: Dataset, *, has_strata: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -16,10 +16,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsweep.errors import DataError
+from fedsweep.guard import Call, as_number, returns
 from fedsweep.parameters.ranges import Checked
 from fedsweep.tasks.declaration import Declaration
 
 Tally = Mapping[str, Tensor]
+
+
+def _sums(answer: Any, call: Call) -> None:
+    if not isinstance(answer, Mapping) or not {"loss", "count"} <= {*answer}:
+        raise call.wrong("a mapping with the sums loss and count, and others by name", answer)
+
+
+def _figures(answer: Any, call: Call) -> None:
+    measures = [*cast(Task, call.component).measures]
+    numbers = answer if isinstance(answer, Mapping) else {}
+    if {*numbers} != {*measures} or any(as_number(value) is None for value in numbers.values()):
+        raise call.wrong(f"a mapping with a number for each of its measures ({', '.join(measures)})", answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +102,7 @@ class Task(Checked, ABC):
         """
 
     @abstractmethod
+    @returns(_sums)
     def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
         """Return a batch's sums, on the CPU, in float64 or int64; batches are added up in the test set's order.
 
@@ -100,6 +114,7 @@ class Task(Checked, ABC):
         """
 
     @abstractmethod
+    @returns(_figures)
     def scores(self, tally: Tally) -> Mapping[str, float]:
         """Return the figures of :attr:`measures`, of the sums over all batches."""
 
