@@ -30,9 +30,10 @@ from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 
 _MOST_SHAPES = 1000
 
-# The server's messages that one download brings: how many of each codec, by its number; (): one of the round's own.
+# The server's messages that a client has missed and one download brings, counted by codec: place k has those of codec k
+# of ``CostModel.downs``. Empty: one message of the round's own codec.
 Missed = tuple[int, ...]
-# Which codec made each of the server's messages, by stretches: (number of its last message, from 1; the codec's).
+# The codecs of the server's messages so far, run-length encoded: (number of a run's last message, from 1; its codec).
 Made = tuple[tuple[int, ...], ...]
 
 
@@ -48,8 +49,8 @@ class CostModel:
         layout: How the full model lies in its vector.
         job_passes: Forward passes of each of its samples that a client's work outside the steps takes in each job.
         codecs: Of what clients send, and of what the server sends.
-        downs: Codecs of the server's messages.
-        own_down: Number of the experiment's own among them.
+        downs: Codecs of the server's messages, in this and in other rounds.
+        own_down: Place of this round's among them.
         encodes_down: Some of the server's messages go through a codec.
     """
 
@@ -64,8 +65,8 @@ class CostModel:
         self._batch = batch if isinstance(batch, int) else batch[1]
         self._passes = cache(partial(experiment.method.passes, num_classes=experiment.world.data.num_classes))
         self.job_passes = self._passes(self._batch).job
-        # Plain steps that the objective's are worth: what a base spares, it spares in each.
-        self._backward = experiment.method.objective.passes / PASSES_OF_A_STEP
+        # An objective may be worth several plain steps; what frozen layers spare a plain step, they spare in each.
+        self._plain_steps = experiment.method.objective.passes / PASSES_OF_A_STEP
         self._macs: dict[tuple[str, bool], int] = {}
         self.codecs: dict[Direction, Codec] = {"up": experiment.up_codec, "down": experiment.communication.down}
         self._own_codec = experiment.method.codec.encodes
@@ -129,10 +130,10 @@ class CostModel:
         flops = training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
         if not self._counted.spared:
             return flops
-        return flops - training_flops(self._spared(macs), samples, passes=self._backward)
+        return flops - training_flops(self._spared(macs), samples, passes=self._plain_steps)
 
     def _spared(self, macs: int) -> int:
-        """Return what frozen layers spare a plain step, for a part of so many MACs in proportion."""
+        """Return the MACs that frozen layers spare a plain step of one sample; of a part of so many, in proportion."""
         return self._counted.spared * macs // max(1, self.macs(FULL_MODEL))
 
     def forward_flops(self, submodel: SubModel) -> int:
@@ -281,7 +282,7 @@ class Charges:
         self.published[client] = versions
 
     def _encoded_content(self, client: int, name: str, made: Made, last: int) -> None:
-        # Who has none begins with zeros, which the first message tells of.
+        # Content begins with zeros everywhere: message 1 only announces it, and who comes later is not sent it.
         kinds = len(self._costs.downs)
         missed = messages_after(made, last, kinds) if last or made[-1][0] == 1 else messages_after(made, 1, kinds)
         if any(missed):

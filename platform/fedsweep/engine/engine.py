@@ -70,7 +70,7 @@ class Engine:
         costs: What messages and work cost.
         layout: The full model's.
         planner: Plans the rounds.
-        spending: Chooses among the options, round by round; None: there are none.
+        spending: Chooses how each round is played, where the configuration has a planner spend a budget; else None.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Engine:
         """Play one round.
 
         Returns:
-            The state after it; or the same state and the name of the limit that the round would pass.
+            The state after it, and None; or the state before it and the name of the limit that the round would pass.
 
         Raises:
             ClientJobError: A client's work failed.

@@ -43,7 +43,7 @@ class Forecast:
     Attributes:
         rounds: Rounds of the run; fewer where a limit on bytes or virtual time ends it.
         local_steps: All clients', all rounds.
-        turns: One for each round that a client takes part in.
+        turns: Clients with a job, added up over the rounds.
         total_bytes: From before round 1 on; beside the models what cards say of rounds with one aggregation.
         registration_bytes: Of them before round 1: registration and set-up.
         comm_ratio: Mean over rounds.

@@ -94,8 +94,8 @@ class Ledger:
     """All that was sent in a round.
 
     Attributes:
-        values: Scalars by (client, direction, kind); kinds are ``"params"``, ``"buffers"``, ``"optimizer"`` and the
-            names of payloads.
+        values: Scalars by (client, direction, kind); kinds are ``"params"`` (through a codec ``"update/<tensor>"``),
+            ``"buffers"``, ``"optimizer"`` and the names of payloads.
         sizes: Bytes by the same; masks and index lists of sub-models are of the kind ``"mask"``.
         links: Those of them that went to or came from another hub than the server, by the same and by that hub. An edge
             stands in a client's place where it talks with the server.

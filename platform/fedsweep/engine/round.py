@@ -53,7 +53,7 @@ class Round:
         anchors: The server's models of this round by version.
         codecs: What goes through codecs.
         server_time_s: Seconds that the server spent aggregating.
-        server_flops: FLOPs of what components computed there.
+        server_flops: FLOPs of what components computed there; in round 1 also before it.
         attended: Clients whose work reached the server, or in a ``HubRound`` another hub.
         models: At other hubs than the server, by hub; see :class:`~fedsweep.engine.hubs.round.HubRound`.
         figures: Further columns of the round.
@@ -164,9 +164,9 @@ class Round:
         return {k: m for k, m in self.state.memories.items() if k not in gone} | self.memories
 
     def opening(self, clients: int, *, steps: int) -> Segment:
-        """Return the first jobs of so many clients, of that many steps at most, as one worker would be sent them.
+        """Return the first jobs of so many clients, of that many steps at most, for one worker to try lanes with.
 
-        Nothing is played, nothing is counted; the round can't be played any more.
+        Nothing is played or counted, but the round counts these clients as begun: another has to be made to play it.
         """
         point = next(point for point in self.plan.points if point.start)
         jobs = tuple(replace(job, steps=min(job.steps, steps)) for job in point.start[:clients])

@@ -109,7 +109,7 @@ class RowMaker:
         return population(self._experiment.label_counts_NC)
 
     def _comm_ratio(self, plan: RoundPlan, cost: int) -> float | None:
-        """Compute kappa_g over A x 2|W| x L, with L the cohort's mean number of steps."""
+        """Compute kappa_g over M x 2|W| x L, with M the cohort's size and L its mean number of steps."""
         work = plan.context.work
         if not work:
             return None

@@ -26,10 +26,10 @@ _MUCH_LEFT = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way of playing rounds.
+    """A way of playing rounds: one combination of the configuration's ``planner.choices``.
 
     Attributes:
-        option: What it sets.
+        option: The experiment with these values.
         costs: Its messages'.
         planner: Plans its rounds.
         card_traffic: Its bytes beside the models.
@@ -105,6 +105,7 @@ class Spending:
         costs = sent if in_bytes else [(plan.clock or 0.0) - spent for plan in plans]
         debts = [0.0] * len(costs)
         if len(self.ways[0].costs.downs) > 1:
+            # Who missed rounds downloads their messages, too: what a codec makes of this round's, later ones pay.
             alike = [way.planner.plan(way.as_if_always(state)) for way in self.ways]
             lasting = (
                 way.sent(plan, seen) if in_bytes else (plan.clock or 0.0) - spent
@@ -153,6 +154,7 @@ def adjusted_choice(wanted: int, reason: str, outlook: Outlook) -> tuple[int, st
         return most, "the most that is left for"
     rounds = min(math.ceil(left / costs[wanted]), outlook.rounds_left) if costs[wanted] > 0 else outlook.rounds_left
     if rounds > _LAST or (rounds == outlook.rounds_left and rounds * costs[wanted] < left and rounds > 1):
+        # This round has to spend so much for the rounds after it, at the most each, to be able to spend the rest.
         least = left - (outlook.rounds_left - 1) * costs[most]
         if costs[wanted] >= least:
             return wanted, reason

@@ -24,10 +24,10 @@ class HubCharges(Charges):
     """Charges what travels between hubs, by its links; not by who works."""
 
     def download(self, client: int, contents: Mapping[str, Published]) -> None:
-        """Nothing: see :meth:`between`."""
+        """Charge nothing: see :meth:`between`."""
 
     def upload(self, client: int, reply: Reply | None = None) -> None:
-        """Nothing: see :meth:`between`."""
+        """Charge nothing: see :meth:`between`."""
 
     def between(self, point: SyncPoint) -> None:
         """Charge the messages of a sync point."""
