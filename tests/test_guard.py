@@ -159,6 +159,8 @@ RETURNS = [
     ("pacing", "plan", lambda *_: ((1, 2), {}), "must return a tuple of SyncPoint"),
     ("evaluation", "predict", lambda *_: torch.ones(3), "must return logits ["),
     ("evaluation", "predict", lambda s, m, u, inputs: torch.ones(len(inputs), 2), "4 classes or more], but returned a"),
+    ("evaluation", "predict", lambda s, m, u, inputs: torch.ones(len(inputs), 4).long(), "must return float logits ["),
+    ("evaluation", "predict", lambda s, m, u, inputs: torch.ones(len(inputs), 4, 1), "must return float logits ["),
     ("objective", "loss", lambda step: step.logits, "must return a scalar tensor, but returned a tensor of shape [4, "),
     ("objective", "loss", nothing, "must return a scalar tensor, but returned NoneType"),
     ("term", "init", nothing, "must return a memory, a mapping"),

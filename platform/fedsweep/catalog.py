@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.card import Card, card_of
-from fedsweep.components.metrics import Metric, column_of
+from fedsweep.components.metrics import TABLE_COLUMNS, Metric, column_of
 from fedsweep.config.explain import shown
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
@@ -210,7 +210,8 @@ def build_metrics(config: Config) -> tuple[Metric, ...]:
             for entry in config.evaluation.metrics
         ]
         tasks = [entry["name"] for entry in task_metrics(config)]
-        columns = [*(field.name for field in fields(RoundRecord)), *tasks, *(column_of(m.name) for m in metrics)]
+        own = [*(field.name for field in fields(RoundRecord)), *TABLE_COLUMNS]
+        columns = [*own, *tasks, *(column_of(m.name) for m in metrics)]
         if twice := [column for place, column in enumerate(columns) if column in columns[:place]]:
             raise ConfigError(f"{key}: the column {twice[0]!r} would be there twice; give the function another name")
         config.bound[key] = tuple(metrics)

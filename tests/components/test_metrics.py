@@ -139,12 +139,15 @@ def test_the_configuration_wins_over_the_declaration_and_the_folder_keeps_both()
         ),
         ("fedsweep.components.metrics:macro_f1", r"the column 'macro_f1' would be there twice"),
         ("somewhere:train_loss", r"the column 'train_loss' would be there twice"),
+        ("somewhere:seed", r"the column 'seed' would be there twice"),
+        ("somewhere:best_test_accuracy", r"the column 'best_test_accuracy' would be there twice"),
     ],
 )
 def test_a_name_that_leads_nowhere_or_is_taken_is_refused(
     name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "somewhere", SimpleNamespace(train_loss=lambda z, y: 0.0))
+    functions = dict.fromkeys(("train_loss", "seed", "best_test_accuracy"), lambda z, y: 0.0)
+    monkeypatch.setitem(__import__("sys").modules, "somewhere", SimpleNamespace(**functions))
     with pytest.raises(ConfigError, match=message):
         build_metrics(load_config({"evaluation": {"metrics": ["macro_f1", name]}}))
 

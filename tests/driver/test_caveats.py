@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedsweep.cli import main
+from fedsweep.components import Evaluation
 from fedsweep.config.load import load_config
 from fedsweep.driver.caveats import caveats
 from fedsweep.driver.run import plan_run, run_plan
@@ -22,6 +23,15 @@ TINY: dict[str, Any] = {
     "training": {"rounds": 1, "cohort_size": 2, "local_steps": 1},
     "tracking": {"uri": "none"},
 }
+
+
+class Blind(Evaluation):
+    """Answers with nothing that is a number."""
+
+    def predict(self, state: Any, model: Any, updates: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(inputs), 10), math.nan)
+
+
 HUGE = {**TINY, "method": {"name": "fedadam", "server_learning_rate": 1e30}}
 
 
@@ -87,5 +97,8 @@ def test_a_seed_that_ended_at_chance_says_so_and_one_that_learned_does_not(tmp_p
     broken = [*before, replace(last, test_loss=math.nan, test_accuracy=math.nan)]
     (sentence,) = caveats(plan.experiment, broken, model)
     assert sentence.endswith("learning rate, or, as its values are 0.75 at most, look into the network")
+    method = replace(plan.experiment.method, evaluation=Blind())
+    (sentence,) = caveats(replace(plan.experiment, method=method), broken, model)
+    assert sentence.endswith(", which answers tests") and "the network and Blind.predict (test_caveats.py" in sentence
     (sentence,) = caveats(plan.experiment, broken, model * math.nan)
     assert sentence.endswith("learning rate")

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 _Declared = TypeVar("_Declared", bound=Function)
 _MARK = "__metric__"
+# What tables of runs have beside the rounds' columns: a metric of such a name would stand in its place.
+TABLE_COLUMNS = (
+    *("run", "setting", "method", "seed", "status", "rounds", "folder"),
+    *("best_test_accuracy", "group_size", "round_seconds", "round_time_s", "seconds_so_far"),
+)
 # As many as are read back of a folder.
 _MOST = 50
 

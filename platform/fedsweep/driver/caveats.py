@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from fedsweep.components.evaluation import GlobalModel
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.experiment.experiment import Experiment
@@ -28,7 +29,8 @@ def caveats(experiment: Experiment, records: Sequence[RoundRecord], vector: Tens
         rounds = f"round {broken[0]}" + (f" and {len(broken) - 1} more" if len(broken) > 1 else "")
         largest = float(vector.abs().max()) if len(vector) else math.nan
         # Large values overflow in a layer; small ones do not, and the network alone makes NaN of them.
-        other = f", or, as its values are {largest:.3g} at most, look into the network" if largest < math.inf else ""
+        other = f", or, as its values are {largest:.3g} at most, look into {_answering(experiment)}"
+        other = other if largest < math.inf else ""
         sentences.append(
             f"the model of {rounds} computes NaN, so it has no accuracy there; {_maker(experiment)} made it: lower the"
             f" server's or the clients' learning rate{other}"
@@ -65,6 +67,12 @@ def fault_of_model(error: ClientJobError, experiment: Experiment, state: RunStat
 
 def _computes_nan(record: RoundRecord) -> bool:
     return record.test_loss is not None and math.isnan(record.test_loss)
+
+
+def _answering(experiment: Experiment) -> str:
+    evaluation = experiment.method.evaluation
+    own = "" if isinstance(evaluation, GlobalModel) else f" and {hook_of(evaluation, 'predict')}, which answers tests"
+    return f"the network{own}"
 
 
 def _maker(experiment: Experiment) -> str:

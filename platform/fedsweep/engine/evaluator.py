@@ -142,8 +142,9 @@ class Evaluator:
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
                 answer = ask(evaluation, "predict", state, model, updates, inputs, like=targets, when=when)
-                if self._task.has_classes and answer.shape[1] <= self._last_class:
-                    must = f"logits [{len(targets)}, {self._last_class + 1} classes or more]"
+                is_table = answer.ndim == 2 and answer.is_floating_point()
+                if self._task.has_classes and not (is_table and answer.shape[1] > self._last_class):
+                    must = f"float logits [{len(targets)}, {self._last_class + 1} classes or more]"
                     raise wrong(evaluation, "predict", must=must, answer=answer, when=when)
                 if self._metrics:
                     outputs.append(answer.cpu())
