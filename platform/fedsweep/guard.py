@@ -204,6 +204,16 @@ def named(of: type) -> Rule:
     return check_named
 
 
+def sums(*names: str) -> Rule:
+    """Return the rule for a mapping with these sums, and maybe others."""
+
+    def check_sums(answer: Any, call: Call) -> None:
+        if not isinstance(answer, Mapping) or not {*names} <= {*answer}:
+            raise call.wrong(f"a mapping with the sums {' and '.join(names)}, and others by name", answer)
+
+    return check_sums
+
+
 def new_state(answer: Any, call: Call) -> None:
     """Check a state, which is not None where there was one: a ``return`` is easily forgotten."""
     if answer is None and call.args[0] is not None:

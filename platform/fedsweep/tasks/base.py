@@ -16,16 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsweep.errors import DataError
-from fedsweep.guard import Call, as_number, returns
+from fedsweep.guard import Call, as_number, returns, sums
 from fedsweep.parameters.ranges import Checked
 from fedsweep.tasks.declaration import Declaration
 
 Tally = Mapping[str, Tensor]
-
-
-def _sums(answer: Any, call: Call) -> None:
-    if not isinstance(answer, Mapping) or not {"loss", "count"} <= {*answer}:
-        raise call.wrong("a mapping with the sums loss and count, and others by name", answer)
 
 
 def _figures(answer: Any, call: Call) -> None:
@@ -102,7 +97,7 @@ class Task(Checked, ABC):
         """
 
     @abstractmethod
-    @returns(_sums)
+    @returns(sums("loss", "count"))
     def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
         """Return a batch's sums, on the CPU, in float64 or int64; batches are added up in the test set's order.
 
