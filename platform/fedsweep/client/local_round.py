@@ -63,8 +63,8 @@ class LocalRound:
         shard: The client's samples of this round.
         full: The full model's layout.
         memory: What the client remembers; None: nothing yet.
-        num_classes: Classes of the data set.
-        strata: The class of each of the client's samples of this round [n].
+        num_classes: Strata of the training data.
+        strata: The stratum of each of the client's samples of this round [n].
         tests: The client's share of the test set, where it is to test a model.
 
     Attributes:
@@ -189,7 +189,7 @@ class LocalRound:
         )
 
     def advance(self, probes: tuple[Probe, ...] = (), taken: Taken | None = None) -> None:
-        """Take the steps that are due, or note that others took them along; then let terms and probes finish."""
+        """Take the steps that are due, or take note of those ``taken`` in a lane; then let terms and probes finish."""
         first, due, model = self._totals.steps, self._job.due, self.model
         if taken is not None:
             self.steps.hits += zip(taken.hits, self._batches.sizes(first, due), strict=True)

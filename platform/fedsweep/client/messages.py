@@ -26,13 +26,13 @@ Handle = Any  # what a fleet gives for a client's memory: the memory itself, or 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneSettings:
-    """Settings for clients that are stepped together.
+    """Settings for clients that are stepped together: each is a lane of one batched step, and all lanes are a tile.
 
     Attributes:
-        width: Clients that a worker steps at once, at least 1; it is the same on all workers.
+        width: Lanes of a tile, at least 1; as many on all workers.
         fits_memory: Fewer, where a GPU's memory asks for it.
         proves: Before the run's first round a tile is tried beside the loop, see :class:`Stepping`.
-        records: A step is recorded once per shape, and then replayed as one launch.
+        records: A step is recorded as a CUDA graph, once per shape, and then replayed as one launch.
     """
 
     width: int
@@ -152,7 +152,7 @@ class Progress:
         anchor_version: Version of that model.
         steps: Local steps since.
         effective_steps: See ``ClientUpdate``.
-        momentum_weight: The last gradient's weight in the momentum buffer and all before it, for work that goes on.
+        momentum_weight: The momentum buffer after as many gradients of 1, for work that goes on.
         loss_sum: Sum of the steps' losses.
         samples: Samples held in the rounds since, in total.
         classes: Classes seen since; None: all of the client's.

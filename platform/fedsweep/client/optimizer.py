@@ -43,7 +43,7 @@ class ClientOptimizer:
         memory: An earlier round's :meth:`arrays`, in the full model's size; None: a fresh start.
 
     Attributes:
-        momentum_weight: Of the last gradient, in the momentum buffer and all before it; see ``Progress``.
+        momentum_weight: The momentum buffer after as many gradients of 1: 1 + m + m^2 + ..., a summand for each step.
     """
 
     def __init__(

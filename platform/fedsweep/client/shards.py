@@ -209,8 +209,8 @@ class ClientTests:
     """The test samples for clients' own models.
 
     Attributes:
-        images: The test set [T, C, H, W]; may be read-only shared memory.
-        labels: [T].
+        images: Inputs of the test set [T, ...]; may be read-only shared memory.
+        labels: Its targets [T, ...].
         indices: Each client's part of it.
     """
 
@@ -227,8 +227,8 @@ class TrainingData:
         images: Inputs [S, ...]; may be read-only shared memory.
         labels: Targets [S, ...].
         transform: What is done to a batch.
-        num_classes: Strata: classes of the data set, where targets are classes; 1 where there are none.
-        strata: Each sample's stratum [S]; None: its label.
+        num_classes: How many strata there are: classes, where targets are classes; 1 where there are none.
+        strata: For each sample what stands for its class where classes are counted, its stratum [S]; None: its label.
         task: What is learned; None: classification.
     """
 

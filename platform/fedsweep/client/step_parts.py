@@ -1,4 +1,4 @@
-"""Local steps that train parts of what a client has: each part as big as it is, with the way back."""
+"""Local steps that train a part of a client's model each, in a module of the part's size, and put it back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedsweep.trees import FlatLayout, ParamTree
 
 
 class PartSteps(Steps):
-    """Takes a client's local steps, each on the part that the client's sub-model names for it; arguments as before."""
+    """Takes a client's local steps, each on the part that its sub-model names; arguments as of :class:`Steps`."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._at: Sequence[SubModel] = self._model.submodel.step_parts or ()
-        self._known: dict[str, StepPart] = {}
-        self._is_bare = False  # a part's gradient has a way to go before it is the client's
+        self._submodels: Sequence[SubModel] = self._model.submodel.step_parts or ()
+        self._parts: dict[str, StepPart] = {}
+        self._is_bare = False  # a part's gradient is first put in its place in the client's
 
     def _shown(self, position: int, inputs: Tensor, targets: Tensor) -> LocalStep:
         step = super()._shown(position, inputs, targets)
@@ -38,12 +38,13 @@ class PartSteps(Steps):
 
     def _part_of(self, position: int) -> StepPart | None:
         """Return the part that a step trains; None: all that the client has."""
-        if self._at[position] == FULL_MODEL:
+        submodel = self._submodels[position]
+        if submodel == FULL_MODEL:
             return None
-        key = self._at[position].key()
-        if key not in self._known:
-            self._known[key] = StepPart(self._at[position], self._model)
-        return self._known[key]
+        key = submodel.key()
+        if key not in self._parts:
+            self._parts[key] = StepPart(submodel, self._model)
+        return self._parts[key]
 
     def _moved(self, step: LocalStep) -> Tensor:
         part = self._part_of(step.position)
@@ -74,10 +75,10 @@ class PartSteps(Steps):
 
 
 class StepPart:
-    """A part of a client's part, as big as it is.
+    """A part of a client's own model, which may be a part of the full one, in a module of its size.
 
     Args:
-        part: It, as a part of the client's own model.
+        part: Which; as a part of the client's own model.
         model: The client's own model.
 
     Attributes:

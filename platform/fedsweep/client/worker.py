@@ -120,10 +120,11 @@ class Worker:
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         folded = len(segment.points) > 1
         # The lazy device does not turn float32 into float64 as it is copied, which the mean needs.
-        home = self._side.device if self._exchange.on_device and self._side.device != "lazy" else "cpu"
-        # Moved once, not for each client; a copy, where the exchange writes means into it. A codec counts on the CPU.
-        place = home if folded else "cpu" if self._side.codec.encodes else self._side.device
-        current = anchor.to(place, copy=folded)
+        mean_device = self._side.device if self._exchange.on_device and self._side.device != "lazy" else "cpu"
+        # The server's model by now. Moved once, not for each client; a copy, where the exchange writes means into it. A
+        # codec computes on the CPU.
+        first_device = "cpu" if self._side.codec.encodes else self._side.device
+        current = anchor.to(mean_device if folded else first_device, copy=folded)
         down, residual = self._side.down_codec, segment.residual
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, tasks, current, segment.version + number, memories)
@@ -137,10 +138,10 @@ class Worker:
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
-                own = {k: self._rounds[k].sent().to(home) for k in due}
+                own = {k: self._rounds[k].sent().to(mean_device) for k in due}
                 before = current
                 if down.encodes or self._side.codec.encodes:
-                    current = torch.empty_like(current)  # moves are counted from the one before
+                    current = torch.empty_like(current)  # clients' moves, and the server's, are from the one before
                 self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
                 if down.encodes:
                     residual = self._send_down(segment, number, current, before=before, residual=residual)

@@ -112,7 +112,7 @@ class LaneDraws:
         self._parts[size] = [ones[: call.shape[0]] for call, ones in pairs]
 
     def draw(self, places: Sequence[Tensor], seed: int, size: int) -> None:
-        """Draw the noise of one client's batch of a known size into places for a full one [B, ...]; there are some."""
+        """Draw the noise of one client's batch of a known size into places for a full one [B, ...], at least one."""
         seed_draws(seed, places[0].device.type)
         for place, call, ones in zip(places, self._calls, self._parts[size], strict=True):
             place[: len(ones)].copy_(call.function(ones, call.p, True))

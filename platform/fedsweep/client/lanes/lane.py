@@ -66,7 +66,7 @@ class Lane:
         return any(size != self.batch_size for size in self.sizes)
 
     def companions(self) -> tuple[list[Tensor], Any]:
-        """Return the tensors among its memories and beside the model, and a tree of the rest that they fit into."""
+        """Return the tensors among memories and broadcast, and their tree: its pytree spec, and its other leaves."""
         leaves, spec = pytree.tree_flatten((dict(self.memories), dict(self.broadcast)))
         leaves = [torch.from_numpy(np.array(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -1,4 +1,4 @@
-"""A step as one launch: its kernels are recorded once and then played again, where a device can do that.
+"""A step as one launch: its kernels are recorded once, as a CUDA graph, and then played again.
 
 A recording holds the addresses of what it reads and writes, so all that differs from step to step is copied into
 tensors that stay where they are.

@@ -39,8 +39,8 @@ _NO_TARGET = -100
 _STAGED_BYTES, _STAGED_STEPS = 256 * 2**20, 64
 
 
-class _Seen:
-    """Some attributes, as tensors; whoever asks for another learns that lanes have no such thing."""
+class _LaneView:
+    """The attributes that an object has in a lane, as tensors; to ask for another is an error that says so."""
 
     def __init__(self, what: str, **attributes: Any) -> None:
         self.__dict__.update(attributes, _what=what)
@@ -49,7 +49,7 @@ class _Seen:
         raise RuntimeError(f"{self._what} ({name}) is asked for, which clients in lanes can't have")
 
 
-class _Asking(nn.Module):
+class _Caller(nn.Module):
     """Calls a function with a module whose values ``functional_call`` has swapped."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -86,7 +86,7 @@ class Tile:
         self._targets = self._zeros(size, *targets.shape[1:], dtype=targets.dtype)
         self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
         self._active = torch.ones(width, dtype=torch.bool, device=self._device)
-        self._asking = _Asking(pattern.slot.module)
+        self._caller = _Caller(pattern.slot.module)
         self._eval_copy = pattern.slot.eval_copy if any(term.has_own("loss") for term in side.terms) else None
         if self._eval_copy is not None:
             self._eval_copy()  # made now: in a lane the module has no values that could be copied
@@ -181,7 +181,7 @@ class Tile:
                 rows[k].copy_(tensor)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._tree(self._rows)[name])
-        self._asking.train()
+        self._caller.train()
         rates = torch.tensor([lane.learning_rate for lane in self._lanes], dtype=self._rows.dtype)
         self._optimizer.rate.copy_(rates.unsqueeze(1))
         facts_of_lanes = [_facts(lane) for lane in self._lanes]
@@ -281,7 +281,7 @@ class Tile:
                     return self._loss(self._step(seen, module, params))
 
             values = {f"module.{name}": value for name, value in (params | buffers).items()}
-            return torch.func.functional_call(self._asking, values, (ask,), strict=False)
+            return torch.func.functional_call(self._caller, values, (ask,), strict=False)
 
         seen = self._seen() | {"inputs": self._inputs, "targets": self._targets}
         losses, hits = torch.func.vmap(lane)(self._params, self._buffers, self._draws.noise, seen)
@@ -304,7 +304,7 @@ class Tile:
             return
 
         def lane(params: ParamTree, seen: dict[str, Any]) -> list[ParamTree]:
-            step = self._step(seen, self._asking.module, params)
+            step = self._step(seen, self._caller.module, params)
             return [term.gradient(step) or {} for term in self._remembering(step)]
 
         params = {name: value.detach() for name, value in self._params.items()}
@@ -331,11 +331,11 @@ class Tile:
             anchor=seen["anchor"],
             memory=memories,
             broadcast=broadcast,
-            stream=cast(Stream, _Seen("a stream of random numbers")),
+            stream=cast(Stream, _LaneView("a stream of random numbers")),
             position=seen["facts"]["position"],
             learning_rate=cast(float, seen["rate"]),
             task=self._side.task,
-            client=cast(ClientFacts, _Seen("what the client knows of itself", **seen["facts"])),
+            client=cast(ClientFacts, _LaneView("what the client knows of itself", **seen["facts"])),
             _eval_copy=self._eval_copy,
         )
         return step
@@ -361,7 +361,7 @@ def _filled_up(inputs: Inputs, targets: Tensor, sizes: Sequence[int], size: int)
 
 
 def _facts(lane: Lane) -> dict[str, Tensor]:
-    """Collect a lane's client facts and the step's number, which are anew in each step or round."""
+    """Collect what a lane's client knows of itself, and the number of its first step, as tensors."""
     facts = lane.facts
     values: dict[str, Tensor] = {
         "client": torch.tensor(facts.client),
