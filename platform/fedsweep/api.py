@@ -13,6 +13,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.phases import Phases
 from fedsweep.driver.run import Launch, plan_run, run_plan
+from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.finished.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
@@ -69,6 +70,8 @@ def run(
         InputError: Something in the configuration is wrong or not there; nothing was written.
         RunError: The run failed on its way.
     """
+    if odd := [observer for observer in observers if not isinstance(observer, Observer)]:
+        raise ConfigError(f"observers must be a list of objects of the kind fedsweep.Observer, but one is {odd[0]!r}")
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
     phases = Phases(first="plan")
     plan = plan_run(loaded, phases=phases)

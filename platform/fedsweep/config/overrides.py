@@ -31,8 +31,10 @@ def apply_overrides(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     """Return a tree with ``KEY=VALUE`` texts laid over it in order; of the same key the last one wins.
 
     Raises:
-        ConfigError: A text is malformed, or a key lies below something that is no mapping.
+        ConfigError: A text is malformed, or a key lies below something that is no mapping; or there is one text alone.
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides are a list of texts KEY=VALUE, but got one text; write [{overrides!r}]")
     tree: dict[str, Any] = yaml12.copied(dict(base))
     for text in overrides:
         key, value = parse_override(text)

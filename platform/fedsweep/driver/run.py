@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -71,7 +71,7 @@ def plan_run(
         phases.enter("data", f"data ({config.scenario.dataset}), model and plan")
         dataset = dataset_of(config.scenario)
     phases.enter("plan")
-    with guarded(when="before the run", raises=ConfigError):
+    with guarded(when="before the run", raises=ConfigError), plain_torch():
         experiment = build_experiment(config, dataset, config_hash=config_hash)
         check_world(experiment)  # before components are asked: what a method needs is said first
         check_first_round(experiment)
@@ -116,12 +116,35 @@ def present_umask() -> int:
 
 
 @contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Have torch compute as in a process of its own, whatever the program around has set; that is there again after."""
+    with contextlib.ExitStack() as stack:
+        for switch in ("deterministic", "benchmark", "allow_tf32"):  # which a worker on a GPU sets
+            stack.callback(setattr, torch.backends.cudnn, switch, getattr(torch.backends.cudnn, switch))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        with contextlib.suppress(RuntimeError):  # torch does not tell it where it was set by newer names
+            if (precision := torch.get_float32_matmul_precision()) != "highest":
+                stack.callback(torch.set_float32_matmul_precision, precision)
+                torch.set_float32_matmul_precision("highest")
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one torch thread, as on an actor, and leave the global generator as it was."""
+    """Use one torch thread and torch's own settings, as on an actor, and leave the global generator as it was."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), plain_torch():
             yield
     finally:
         torch.set_num_threads(threads)
@@ -194,7 +217,8 @@ def run_plan(
                         phases.round_done()
                     _tell(observers, step)
                     phases.enter("results", "results")
-                    result = _end(session, observers, "finished", None, phases)
+                    result = session.finish("finished", None)
+                _tell_of_the_end(observers, "finished", result, phases)
                 phases.enter("end")
         return _timed(result, folder, phases)
 
@@ -221,10 +245,11 @@ def _told_of_its_end(session: Session, folder: Path, observers: Sequence[Observe
     except KeyboardInterrupt:
         try:
             session.save()
-            _end(session, observers, "killed", "interrupted", phases)
+            result = session.finish("killed", "interrupted")
         except Exception as error:
             _fail(session, folder, observers, error)
             raise
+        _tell_of_the_end(observers, "killed", result, phases)
         raise
     except Exception as error:
         _fail(session, folder, observers, error)
@@ -252,14 +277,16 @@ def _tell(observers: Sequence[Observer], step: Step) -> None:
             observer.checkpointed(step.record.round)
 
 
-def _end(
-    session: Session, observers: Sequence[Observer], status: str, reason: str | None, phases: Phases
-) -> dict[str, Any]:
-    result = session.finish(status, reason)
-    for observer in observers:
-        phases.enter(observer.phase, None if observer.phase == Observer.phase else f"ending: {observer.phase}")
-        observer.finished(status, result)
-    return result
+def _tell_of_the_end(observers: Sequence[Observer], status: str, result: Mapping[str, Any], phases: Phases) -> None:
+    """Tell each, also where one before it raises; the run is over as its folder says."""
+    with contextlib.ExitStack() as stack:
+        for observer in reversed(observers):
+            stack.callback(observer.finished, status, result)
+            stack.callback(phases.enter, observer.phase, _waiting(observer))
+
+
+def _waiting(observer: Observer) -> str | None:
+    return None if observer.phase == Observer.phase else f"ending: {observer.phase}"
 
 
 def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: Exception) -> None:
@@ -275,7 +302,8 @@ def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: 
             result |= {"rounds": len(run.read_rounds()) if run.has_rounds() else 0, **run_facts()}
             run.write_result(result)
     for observer in observers:
-        observer.finished("failed", result)
+        with contextlib.suppress(Exception):  # the cause matters more than what an observer of one's own raises
+            observer.finished("failed", result)
 
 
 def run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunInfo:

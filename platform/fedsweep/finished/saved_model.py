@@ -12,6 +12,7 @@ from torch import nn
 from fedsweep.catalog import bound
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
+from fedsweep.driver.run import plain_torch
 from fedsweep.errors import DataError, OutputError
 from fedsweep.experiment.build import model_builder
 from fedsweep.models.initial import weights_vector
@@ -34,7 +35,7 @@ def load_model(folder: str | Path) -> nn.Module:
     Raises:
         InputError: The folder holds no finished run, or its model does not fit its configuration.
     """
-    with read_from([folder]) as (place,):
+    with read_from([folder]) as (place,), plain_torch():
         return _loaded(existing(place))
 
 

@@ -1,0 +1,90 @@
+"""A run inside a program: what that program set of torch, and observers that are not as they should be."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsweep.api import load_model, prepare, run
+from fedsweep.driver.observers import Observer
+from fedsweep.errors import ConfigError
+from fedsweep.runs.run_folder import RunFolder
+
+TINY: dict[str, Any] = {
+    "scenario": {"clients": 4, "partition": {"kind": "iid"}},
+    "training": {"rounds": 1, "cohort_size": 2, "local_steps": 1},
+    "tracking": {"uri": "none"},
+    "runtime": {"backend": "local"},
+}
+
+
+class Clumsy(Observer):
+    """Raises at the run's end."""
+
+    def finished(self, status: str, result: Mapping[str, Any]) -> None:
+        raise ValueError("at the end")
+
+
+class Diary(Observer):
+    """Notes how the run ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def finished(self, status: str, result: Mapping[str, Any]) -> None:
+        self.ends.append(status)
+
+
+@contextlib.contextmanager
+def turned(get: Callable[[], Any], turn: Callable[[Any], None], value: Any) -> Any:
+    before = get()
+    turn(value)
+    try:
+        yield
+        assert get() == value
+    finally:
+        turn(before)
+
+
+SETTINGS: Mapping[str, Callable[[], Any]] = {
+    "type": lambda: turned(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "device": lambda: torch.device("meta"),
+    "precision": lambda: turned(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_a_run_has_the_same_bits_whatever_the_program_around_set_of_torch(what: str, tmp_path: Path) -> None:
+    plain = run(TINY, out=tmp_path / "plain").summary["model_sha256"]
+    with SETTINGS[what]():
+        result = run(TINY, out=tmp_path / "run")
+        tested = result.evaluate()
+        values = {
+            name: (value.dtype, value.device.type) for name, value in load_model(result.folder).named_parameters()
+        }
+    assert result.summary["model_sha256"] == plain
+    assert tested.test_loss == result.to_pandas()["test_loss"].iloc[-1]  # type: ignore[union-attr]
+    assert {*values.values()} == {(torch.float32, "cpu")}
+
+
+def test_a_run_that_finished_has_finished_whatever_an_observer_raises_then(tmp_path: Path) -> None:
+    diary = Diary()
+    with pytest.raises(ValueError, match="at the end"):
+        run(TINY, out=tmp_path / "run", observers=[Clumsy(), diary])
+    assert RunFolder(tmp_path / "run").read_result()["status"] == "finished" and diary.ends == ["finished"]
+
+
+def test_one_override_and_what_observes_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"overrides are a list .*; write \['training.rounds=2'\]"):
+        prepare(TINY, overrides="training.rounds=2")
+    with pytest.raises(ConfigError, match=r"of the kind fedsweep.Observer, but one is <built-in function print>"):
+        run(TINY, out=tmp_path / "run", observers=[print])  # type: ignore[list-item]
+    assert not (tmp_path / "run").exists()
