@@ -21,11 +21,17 @@ NOBODY = 2**22 + 1
 VECTORS = Vectors(num_values=3, dtype=torch.float32, capacity=2)
 
 
+def got(answers: Any, timeout: float) -> None:
+    for answer in answers if isinstance(answers, list) else [answers]:
+        if isinstance(answer, Exception):
+            raise answer
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Two actors of this node."""
     node = SimpleNamespace(get_node_id=lambda: "here")
-    fake = SimpleNamespace(get_runtime_context=lambda: node, get=lambda refs, timeout: None)
+    fake = SimpleNamespace(get_runtime_context=lambda: node, get=got, wait=lambda refs, num_returns, timeout: None)
     monkeypatch.setattr(ray_exchange, "ray", fake)
     call = SimpleNamespace(remote=lambda *args: None)
     yield [SimpleNamespace(prepare_exchange=call, connect_exchange=call)] * 2
@@ -45,6 +51,20 @@ def test_without_shared_memory_the_way_through_the_server_is_told(
     group, told = formed(here)
     assert told == ["there is no /dev/shm: every sync point goes through the server, which is slower"]
     assert group.in_use.name == "server" and group.in_use.notes == tuple(told)
+
+
+def test_a_death_comes_before_what_others_made_of_it(here: list[Any]) -> None:
+    """Whoever opens a pipe to an actor that has just died finds no reader, and raises an OSError."""
+    no_reader = ray_errors.RayTaskError("connect_exchange", "", OSError(errno.ENXIO, "no reader"))
+    errors = [no_reader.as_instanceof_cause(), ray_errors.RayActorError()]
+    actors = [
+        SimpleNamespace(
+            prepare_exchange=actor.prepare_exchange, connect_exchange=SimpleNamespace(remote=lambda error=error: error)
+        )
+        for actor, error in zip(here, errors, strict=True)
+    ]
+    with pytest.raises(ray_errors.RayActorError):
+        formed(actors)
 
 
 def test_room_that_another_run_takes_first_is_told(here: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

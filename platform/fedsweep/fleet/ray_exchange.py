@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ray
+from ray import exceptions as ray_errors
 
 from fedsweep.errors import ResourceError, first_line
 from fedsweep.fleet.fleet import ExchangeInUse, Vectors
@@ -98,8 +99,8 @@ class ActorGroup:
             self._fall_back(f"aggregating among actors has no room in /dev/shm ({error.strerror})")
             return
         prepared = [actor.prepare_exchange.remote(self._folder, len(actors), vectors) for actor in actors]
-        ray.get(prepared, timeout=self._timeout_s)
-        ray.get([actor.connect_exchange.remote() for actor in actors], timeout=self._timeout_s)
+        _get_all(prepared, timeout_s=self._timeout_s)
+        _get_all([actor.connect_exchange.remote() for actor in actors], timeout_s=self._timeout_s)
         self._name = "shared memory"
 
     def _meet(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
@@ -131,15 +132,15 @@ class ActorGroup:
 def _get_all(refs: Sequence[Any], *, timeout_s: float) -> None:
     """Wait for all; an actor's death comes before what others made of it."""
     ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
-    refused: ResourceError | None = None
+    raised: list[Exception] = []
     for ref in refs:
         try:
             # Short, since the wait above has had all the time there is.
             ray.get(ref, timeout=1.0)
-        except ResourceError as error:
-            refused = refused or error
-    if refused is not None:
-        raise refused
+        except ray_errors.RayTaskError as error:  # an actor that raised something lives
+            raised.append(error)
+    if raised:
+        raise raised[0]
 
 
 def _addresses() -> dict[str, str]:
