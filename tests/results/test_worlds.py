@@ -12,6 +12,7 @@ import yaml
 
 from fedsweep.errors import ConfigError
 from fedsweep.reports.compare import compared_runs
+from fedsweep.results.config_table import config_table, flat_config
 from fedsweep.results.selection import only_those, order_of
 from fedsweep.results.settings import ReportRun, group_settings
 from fedsweep.results.worlds import Layout, study_of
@@ -220,3 +221,9 @@ def test_runs_and_settings_are_ordered_by_figures_and_keys(tmp_path: Path) -> No
         assert order_of(members, runs, "-name") == [2, 1, 0]
     with pytest.raises(ConfigError, match="--sort: unknown key 'accurcy'; did you mean 'accuracy'"):
         order_of(runs, runs, "accurcy")
+
+
+def test_what_tasks_measure_is_no_part_of_a_worlds_name() -> None:
+    measured = [("classification", "accuracy"), ("regression", "rmse"), ("next_token", "perplexity")]
+    flats = [flat_config({"scenario": {"task": {"kind": k, "metrics": [{"name": name}]}}}) for k, name in measured]
+    assert config_table(flats).differing == ("scenario.task.kind",)

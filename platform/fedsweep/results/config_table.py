@@ -10,8 +10,11 @@ from typing import Any
 
 from fedsweep.errors import OutputError
 
-# They change no result, or have a column of their own.
-_ASIDE = ("name", "seed", "runtime", "tracking", "checkpoint", "sweep", "scenario.root", "scenario.download")
+# They change no result, have a column of their own, or follow from another key (what a task measures).
+_ASIDE = (
+    *("name", "seed", "runtime", "tracking", "checkpoint", "sweep"),
+    *("scenario.root", "scenario.download", "scenario.task.metrics"),
+)
 _BUT = ("runtime.executor",)
 _MOST_KEYS, _DEEPEST = 5000, 24
 
