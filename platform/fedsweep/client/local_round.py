@@ -136,10 +136,10 @@ class LocalRound:
         """Take up the work of an earlier round."""
         self.progress = progress
         self._optimizer.momentum_weight = progress.momentum_weight
-        # Copied first: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
-        self.model.vector.copy_(torch.from_numpy(np.array(memory["held"])))
+        # Copies: arrays from Ray's object store are read-only.
+        self.model.vector.copy_(torch.tensor(memory["held"]))
         if "anchor" in memory:
-            self.model.set_anchor(torch.from_numpy(np.array(memory["anchor"])).to(self._side.device))
+            self.model.set_anchor(torch.tensor(memory["anchor"], device=self._side.device))
 
     def begin(
         self, job: LocalJob, anchor: Tensor | None, *, version: int, broadcast: Payload, probes: tuple[Probe, ...]

@@ -77,12 +77,12 @@ class ClientOptimizer:
             rider = self._model.riders[f"optimizer.{name}"]
             return rider if whole else rider[0]
         if not whole:  # Adam's step count stays on the CPU
-            return torch.from_numpy(np.array(self._memory.get(name, 0.0), dtype=np.float32))
+            return torch.tensor(self._memory.get(name, 0.0), dtype=torch.float32)
         value = torch.zeros_like(self._flat.detach())
         if name in self._memory:
             # The sub-model's share of what has one value per parameter of the full model.
             full = self._model.full
-            padded = full.padded(torch.from_numpy(np.array(self._memory[name])))
+            padded = full.padded(torch.tensor(self._memory[name]))
             value.copy_(self._model.submodel.extract(padded, full)[: len(value)])
         return value
 
@@ -92,7 +92,7 @@ class ClientOptimizer:
         covered, params = model.submodel.stays(model.layout.padded(part), model.full), slice(model.full.num_params)
         whole = covered.vector[params].clone()
         if covered.cover is not None:
-            old = torch.from_numpy(np.array(self._memory[name])) if name in self._memory else torch.zeros_like(whole)
+            old = torch.tensor(self._memory[name]) if name in self._memory else torch.zeros_like(whole)
             whole = torch.where(covered.cover[params], whole, old)
         return whole.numpy()
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,9 +68,8 @@ def held_update(
         layout: The full model's.
     """
     memory, progress = fetch(state.memories[client]), state.held[client]
-    # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
-    vector = torch.from_numpy(np.array(memory["held"]))
-    reply = Reply(client=client, vector=vector, progress=progress)
+    # A copy: arrays from Ray's object store are read-only.
+    reply = Reply(client=client, vector=torch.tensor(memory["held"]), progress=progress)
     return client_update(reply, num_samples=progress.samples, learning_rate=learning_rate, layout=layout)
 
 

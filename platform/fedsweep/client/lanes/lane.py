@@ -68,7 +68,7 @@ class Lane:
     def companions(self) -> tuple[list[Tensor], Any]:
         """Return the tensors among memories and broadcast, and their tree: its pytree spec, and its other leaves."""
         leaves, spec = pytree.tree_flatten((dict(self.memories), dict(self.broadcast)))
-        leaves = [torch.from_numpy(np.array(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+        leaves = [torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return tensors, (spec, tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves))
 
