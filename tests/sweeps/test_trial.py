@@ -118,7 +118,7 @@ def test_a_trial_whose_process_dies_while_it_ends_is_finished_by_the_next_one(
         during.setattr(*place, killed)
         with pytest.raises(Killed):
             played(trial_of(entry, tmp_path / "broken"))
-    assert not RunFolder(tmp_path / "broken").has_result()
+    assert RunFolder(tmp_path / "broken").status == "unfinished"
     assert len(RunFolder(tmp_path / "broken").read_rounds()) == 3
     played(trial_of(entry, tmp_path / "broken"))
     whole, broken = (RunFolder(tmp_path / name).read_result() for name in ("whole", "broken"))

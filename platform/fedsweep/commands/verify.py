@@ -11,7 +11,6 @@ import typer
 
 from fedsweep.commands.terminal.interrupts import is_interrupted
 from fedsweep.commands.terminal.options import Quiet, examples
-from fedsweep.errors import OutputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +50,10 @@ def verify(
 
     with read_from([folder]) as (place,), scratch_folder() as scratch:
         original, again = RunFolder(Path(place).expanduser().absolute()), RunFolder(scratch / "run")
-        result = _finished(original)
+        original.check_is_run()
+        original.read_config()
+        original.check_finished("can be verified")
+        result = original.read_result()
         repeated = _play_again(original, again, quiet=quiet)
         differing = differences(original, again, results=(result, repeated))
     for line in differing:
@@ -65,18 +67,6 @@ def verify(
         raise typer.Exit(1)
     also = f", also with code or libraries that are others now ({changed})" if changed else ""
     print(f"identical: {result['rounds']} rounds, model {result['model_sha256']}{also}")
-
-
-def _finished(original: RunFolder) -> dict[str, Any]:
-    original.check_is_run()
-    original.read_config()
-    result = original.read_result() if original.has_result() else {"status": "unfinished"}
-    if result["status"] != "finished":
-        raise OutputError(
-            f"{original.path}: only a finished run can be verified, but this one is {result['status']}; finish it with"
-            " fedsweep run --resume"
-        )
-    return result
 
 
 def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[str, Any]:

@@ -332,10 +332,4 @@ def resumable(folder: Path) -> tuple[Config, bool]:
     if not (folder / "config.yaml").exists():
         raise OutputError(f"{folder} holds no run: there is no config.yaml in it")
     run.read_config()
-    config = load_config(folder / "config.yaml")
-    if not run.has_result():
-        return config, False
-    try:
-        return config, run.read_result().get("status") == "finished"
-    except FedsweepError:
-        return config, False
+    return load_config(folder / "config.yaml"), run.has_finished()

@@ -299,7 +299,9 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
     if path.is_dir():
         folder.check_is_run()
         folder.read_config()
-        config, result = load_config(path / CONFIG), _finished(folder, needs_model=model is None)
+        config, result = load_config(path / CONFIG), folder.result_if_any()
+        if model is None:
+            folder.check_finished("has a model to test")
     elif model is None:
         raise OutputError(f"{path}: there is no such folder; name a finished run's, or give a file by --model")
     else:
@@ -342,16 +344,6 @@ def _here(config: Config) -> list[str]:
     device = "cuda" if on_gpu and torch.cuda.is_available() else "cpu"
     # Where the model's training began is of no concern, and its file may be gone.
     return [f"runtime={{backend: local, device: {device}}}", "model.init_from=null", "model.init_sha256=null"]
-
-
-def _finished(folder: RunFolder, *, needs_model: bool) -> dict[str, Any]:
-    result = folder.read_result() if folder.has_result() else {"status": "unfinished"}
-    if needs_model and result["status"] != "finished":
-        raise OutputError(
-            f"{folder.path}: only a finished run has a model to test, but this one is {result['status']}; finish it"
-            " with fedsweep run --resume"
-        )
-    return result
 
 
 def _given(own: Dataset, images: np.ndarray, labels: np.ndarray) -> Dataset:

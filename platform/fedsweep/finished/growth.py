@@ -48,7 +48,7 @@ def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Conf
     if rounds == planned:
         return config
     run = RunFolder(folder)
-    result = run.read_result() if run.has_result() else {}
+    result = run.result_if_any()
     if result.get("status") == "finished" and result.get("stopped_by") != "rounds":
         raise ConfigError(
             f"{folder} was ended by {result.get('stopped_by')}, not by its {planned} rounds, so more rounds change"

@@ -123,8 +123,7 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
     """
     run = RunFolder(Path(folder).expanduser().absolute())
     run.check_is_run()
-    if not run.has_result() or run.read_result()["status"] != "finished":
-        raise OutputError(f"{run.path}: only a finished run can be replayed; finish it with fedsweep run --resume")
+    run.check_finished("can be replayed")
     prices, devices = split_settings(overrides)
     records, traffic = run.read_rounds(), run.client_table(TRAFFIC)
     if traffic is None:

@@ -21,12 +21,11 @@ from fedsweep.records import RoundRecord
 from fedsweep.results.seed_statistics import finite, mean
 from fedsweep.results.texts import is_accuracy
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.run_folder import CONFIG, RESULT, ROUNDS, RunFolder
+from fedsweep.runs.run_folder import CONFIG, RESULT, ROUNDS, UNFINISHED, RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.runs.targets import reaches
 from fedsweep.tasks.declaration import SHARE, Declaration
 
-UNFINISHED = "unfinished"
 # Columns that only a replay gives, up to each round's end; and what they are called.
 ENERGY, MONEY = "energy_kwh", "money"
 SPENT: Mapping[str, str] = {ENERGY: "energy (kWh)", MONEY: "money"}
@@ -278,7 +277,7 @@ def load_run(folder: Path) -> RunView:
     if not isinstance(config, Mapping):
         raise OutputError(f"{folder / CONFIG}: not a configuration: its top must be keys with values")
     columns = run.rounds_table().to_pydict() if run.has_rounds() else {}
-    result = run.read_result() if run.has_result() else {}
+    result = run.result_if_any()
     # What is there, but is no file: a pipe, a folder, a link that leads nowhere.
     odd = [path for name in (RESULT, ROUNDS) if os.path.lexists(path := folder / name) and not path.is_file()]
     notes = tuple(f"{path} is no regular file, so it is passed over" for path in odd)

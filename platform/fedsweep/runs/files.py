@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 import stat
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import DataError, OutputError
@@ -111,6 +114,28 @@ def read_json(path: Path, *, max_bytes: int = MOST_TEXT_BYTES) -> Any:
         raise OutputError(f"{path}: not readable: {error.strerror or error}") from error
     except ValueError as error:
         raise OutputError(f"{path}: not readable as JSON: {error}") from error
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Read a small JSON object that is of use where it is there and sound; empty where it is not."""
+    try:
+        note = read_json(path)
+    except OutputError:
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def jsonable(value: Any) -> Any:
+    """Return a tree as JSON knows it: numpy's values as Python's, and null for what is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
 
 
 def read_plain(path: Path, *, size: int | None = None, max_size: int | None = None) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shlex
 import shutil
@@ -16,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
-from fedsweep.errors import OutputError
+from fedsweep.errors import FedsweepError, OutputError
 from fedsweep.fleet.ray_internals import RAY_LOG
 from fedsweep.models.initial import BASE, check_base
 from fedsweep.records import RoundRecord
@@ -29,7 +27,7 @@ from fedsweep.runs.tables.rounds import GrowingTable, check_round_table, table_t
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from fedsweep.runs.files import EARLIER, SOURCES, TAKEN_OVER, TEMPORARY, TRACKING, atomic_write
+from fedsweep.runs.files import EARLIER, SOURCES, TAKEN_OVER, TEMPORARY, TRACKING, atomic_write, jsonable
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
@@ -40,7 +38,7 @@ DECISIONS = "plan.json"
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 # What these two are left has names that only a run writes.
 EVENTS_SUFFIX, ID_PREFIX = ".fedsweep", "fedsweep"
-STATUSES = ("finished", "failed", "killed")
+STATUSES, UNFINISHED = ("finished", "failed", "killed"), "unfinished"
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _TABLES = (ROUNDS, ROUNDS_CSV, CLIENTS, CLIENT_ACCURACY, TRAFFIC)
 _FILES = (*_TABLES, SCENARIO, DECISIONS, RESULT, MODEL, EARLIER, SOURCES, TAKEN_OVER, TRACKING, RAY_LOG, CONFIG)
@@ -198,11 +196,11 @@ class RunFolder:
 
     def write_plan(self, decisions: Sequence[Mapping[str, Any]]) -> None:
         """Write how a budget was spent, round by round."""
-        self._write(DECISIONS, (json.dumps(_jsonable(decisions), indent=1, allow_nan=False) + "\n").encode())
+        self._write(DECISIONS, (json.dumps(jsonable(decisions), indent=1, allow_nan=False) + "\n").encode())
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write the result; what is not finite becomes null."""
-        text = json.dumps(_jsonable(result), indent=2, sort_keys=True, allow_nan=False)
+        text = json.dumps(jsonable(result), indent=2, sort_keys=True, allow_nan=False)
         self._write(RESULT, f"{text}\n".encode())
 
     def read_result(self) -> dict[str, Any]:
@@ -216,14 +214,31 @@ class RunFolder:
             result = parse_json(self._read(RESULT))
         except ValueError as error:
             raise OutputError(f"{path}: not readable as JSON: {error}") from error
-        status = result.get("status") if isinstance(result, dict) else None
-        if not isinstance(result, dict) or status not in STATUSES:
+        if not isinstance(result, dict) or result.get("status") not in STATUSES:
             raise OutputError(f"{path}: not a run's result: its status must be one of {', '.join(STATUSES)}")
         return result
 
-    def has_result(self) -> bool:
-        """True where the run has come to an end."""
-        return (self.path / RESULT).is_file()
+    def result_if_any(self) -> dict[str, Any]:
+        """Read the result; empty where the run has not come to an end. Raises as :meth:`read_result`."""
+        return self.read_result() if (self.path / RESULT).is_file() else {}
+
+    @property
+    def status(self) -> str:
+        """One of :data:`STATUSES`, or :data:`UNFINISHED`. Raises as :meth:`read_result`."""
+        return str(self.result_if_any().get("status", UNFINISHED))
+
+    def has_finished(self) -> bool:
+        """Check that the run has finished, by a result that can be read."""
+        try:
+            return self.status == "finished"
+        except FedsweepError:
+            return False
+
+    def check_finished(self, does: str) -> None:
+        """Refuse a run that has not finished by an OutputError, which says what only a finished one ``does``."""
+        if (status := self.status) != "finished":
+            what = f"only a finished run {does}, but this one is {status}"
+            raise OutputError(f"{self.path}: {what}; finish it with fedsweep run --resume")
 
     def has_rounds(self) -> bool:
         """True where a table of rounds has been written."""
@@ -264,7 +279,7 @@ class RunFolder:
         from safetensors.torch import load
 
         data = self._read(MODEL, most=8 * num_values + _HEADER_BYTES)
-        expected = self.read_result().get("model_sha256") if self.has_result() else None
+        expected = self.result_if_any().get("model_sha256")
         digest = hashlib.sha256(data).hexdigest()
         if expected is not None and digest != expected:
             raise OutputError(f"{self.path / MODEL}: its SHA-256 is {digest}, but {RESULT} says {expected}")
@@ -378,18 +393,6 @@ def _check_table_size(metadata: Any, source: Path, *, most_rows: int) -> None:
     names = metadata.schema.to_arrow_schema().names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise OutputError(f"{source}: the column {twice[0]!r} is there twice")
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, np.generic | np.ndarray):
-        return _jsonable(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 def _reason(error: OSError) -> str:

@@ -203,8 +203,7 @@ class PreparedSweep:
         return [] if self.allowance is None else [entry for entry in self.unfinished if not self._has_failed(entry)]
 
     def _has_failed(self, entry: PreparedTrial) -> bool:
-        run = RunFolder(self.folder.trial_path(entry.trial))
-        return run.has_result() and run.read_result()["status"] == "failed"
+        return RunFolder(self.folder.trial_path(entry.trial)).status == "failed"
 
     @property
     def clock(self) -> StudyClock:

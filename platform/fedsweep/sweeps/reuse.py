@@ -16,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
 from fedsweep.finished.growth import grow
 from fedsweep.runs.facts import run_facts
-from fedsweep.runs.files import TAKEN_OVER, TRACKING, atomic_write
+from fedsweep.runs.files import TAKEN_OVER, TRACKING, atomic_write, read_note
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.source_log import ALLOW, changed_since
@@ -127,7 +126,7 @@ def other_code(run: Path, sources: Sources) -> str:
     """Describe changes since a run was made or begun, in words; empty: nothing, or none of its rounds was played."""
     run_folder = RunFolder(run)
     try:
-        if run_folder.has_result() and (result := run_folder.read_result())["status"] == "finished":
+        if (result := run_folder.result_if_any()).get("status") == "finished":
             return misfit(result, sources, run_facts()["versions"])
         return changed_since(run, sources)
     except FedsweepError:
@@ -201,9 +200,8 @@ def not_taken(refused: Mapping[Path, str]) -> str:
 
 def finished_key(run: Path) -> str | None:
     """Return the hash of a finished run's configuration; None where it has not finished or can't be read."""
-    run_folder = RunFolder(run)
     try:
-        done = not run.is_symlink() and run_folder.has_result() and run_folder.read_result()["status"] == "finished"
+        done = not run.is_symlink() and RunFolder(run).has_finished()
         return resolve(load_config(run / CONFIG)).hash() if done else None
     except (FedsweepError, KeyError):
         return None
@@ -232,11 +230,8 @@ def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool
 
 def taken_from(run: Path) -> str | None:
     """Return the folder from which a finished run was taken over; None where it was played in its own."""
-    try:
-        note = parse_json(read_regular(run / TAKEN_OVER, max_bytes=MOST_TEXT_BYTES))
-    except (OSError, ValueError):
-        return None
-    return str(note.get("from")) if isinstance(note, dict) else None
+    origin = read_note(run / TAKEN_OVER).get("from")
+    return None if origin is None else str(origin)
 
 
 def _copy(run: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from fedsweep.errors import InputError
 from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
 from fedsweep.results.settings import counted, group_settings, remarks, report_runs
 from fedsweep.results.view import RunView, load_run
-from fedsweep.runs.files import write_file
+from fedsweep.runs.files import jsonable, write_file
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.fairness import TrialWorld, comparable
 from fedsweep.sweeps.space import Trial, canonical
@@ -170,7 +170,7 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
     labels = [setting.label for setting in summary.settings]
     worlds = list(dict.fromkeys(s.world for s in summary.settings))
     settings = [
-        {**asdict(s), "world": worlds.index(s.world), "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()}}
+        {**asdict(s), "world": worlds.index(s.world), "figures": {k: jsonable(asdict(v)) for k, v in s.figures.items()}}
         for s in summary.settings
     ]
     folder.write_summary(
@@ -178,7 +178,8 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
             "metrics": dict(zip(summary.metrics, summary.modes, strict=True)),
             "settings": settings,
             "differences": [
-                {**_plain(asdict(d)), "first": labels[d.first], "second": labels[d.second]} for d in summary.differences
+                {**jsonable(asdict(d)), "first": labels[d.first], "second": labels[d.second]}
+                for d in summary.differences
             ],
             "fronts": [
                 {"among": [labels[place] for place in summary.groups[number]], **_front_json(verdict, labels)}
@@ -261,8 +262,8 @@ def _fronts(folder: SweepFolder, groups: Sequence[Sequence[TrialRow]], config: C
 def _front_json(verdict: FrontVerdict, labels: Sequence[str]) -> dict[str, Any]:
     return {
         "settings": [{"label": labels[place], "seeds": count} for place, count in verdict.settings.items()],
-        "hypervolume": _plain(asdict(verdict.volume)),
-        "by_bytes": [{"bytes": sent, **_plain(asdict(volume))} for sent, volume in verdict.by_bytes],
+        "hypervolume": jsonable(asdict(verdict.volume)),
+        "by_bytes": [{"bytes": sent, **jsonable(asdict(volume))} for sent, volume in verdict.by_bytes],
     }
 
 
@@ -334,15 +335,10 @@ def _some(labels: Sequence[str]) -> str:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Without NaN, which JSON does not know."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
-
-
 def _trial_json(row: TrialRow) -> dict[str, Any]:
     head = {"number": row.trial.number, "folder": row.trial.folder, "label": row.trial.label}
     ended = {"status": row.status, "stopped_by": row.stopped_by, "reason": row.reason, "rounds": row.rounds}
-    return {**head, "values": dict(row.trial.values), "seed": row.seed, **ended, "figures": _plain(row.figures)}
+    return {**head, "values": dict(row.trial.values), "seed": row.seed, **ended, "figures": jsonable(row.figures)}
 
 
 def _parquet(summary: Summary) -> bytes:

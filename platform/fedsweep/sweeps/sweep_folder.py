@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsweep import __version__
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
-from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.errors import ConfigError, OutputError
 from fedsweep.fleet.ray_internals import RAY_LOG
 from fedsweep.runs.files import TRACKING, atomic_write, write_file
 from fedsweep.runs.find import find_runs
@@ -185,11 +185,7 @@ class SweepFolder:
 
     def has_finished(self, trial: Trial) -> bool:
         """Check that a trial has run to its end."""
-        run = RunFolder(self.trial_path(trial))
-        try:
-            return run.has_result() and str(run.read_result()["status"]) == "finished"
-        except FedsweepError:
-            return False
+        return RunFolder(self.trial_path(trial)).has_finished()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace the summary."""

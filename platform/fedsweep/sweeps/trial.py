@@ -161,7 +161,7 @@ class ActiveTrial:
         Raises:
             FedsweepError: The trial failed; its folder says so.
         """
-        if self._session is None and self._has_finished():
+        if self._session is None and self._folder.status == "finished":
             return self._last_words()
         until, report, messages = time.monotonic() + self._spec.report_every_s, {"done": False}, list[str]()
         try:
@@ -268,9 +268,6 @@ class ActiveTrial:
             self._folder.write_config(self._spec.load_config().to_yaml())
         rounds = len(self._folder.read_rounds()) if self._folder.has_rounds() else 0
         self._folder.write_result({"status": "failed", "reason": reason, "rounds": rounds})
-
-    def _has_finished(self) -> bool:
-        return self._folder.has_result() and self._folder.read_result()["status"] == "finished"
 
     def _last_words(self) -> dict[str, Any]:
         """Report the last round of a trial that has finished before once more, so that the sweep's table is whole."""

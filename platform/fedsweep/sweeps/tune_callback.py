@@ -179,7 +179,7 @@ def _note_failure(trial: RunInfo, cause: str) -> str:
     result: Mapping[str, Any] = {}
     with contextlib.suppress(OutputError), sole_writer(trial.folder, patience_s=_PATIENCE_S):
         with contextlib.suppress(ValueError):
-            result = run.read_result() if run.has_result() else {}
+            result = run.result_if_any()
         if result.get("status") not in ("failed", "finished") and (trial.folder / CONFIG).is_file():
             rounds = len(run.read_rounds()) if run.has_rounds() else 0
             run.write_result({"status": "failed", "reason": cause, "rounds": rounds, "ended_s": int(time.time())})

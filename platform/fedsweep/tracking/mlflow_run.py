@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ResourceError
 from fedsweep.runs.background import check_wanted
-from fedsweep.runs.files import TRACKING, atomic_write
+from fedsweep.runs.files import TRACKING, atomic_write, read_note
 from fedsweep.tracking.mlflow_store import ARTIFACTS, OWN_STORES, open_store, redacted, sqlite_path
 from fedsweep.tracking.mlflow_view import save_view
 from fedsweep.tracking.rows import Point
@@ -166,14 +165,14 @@ class MlflowRun:
 
 def note_complete(folder: Path, *, complete: bool) -> None:
     """Note in a run's folder whether its store has everything of it; what can't be noted is only sent again."""
-    if saved := _saved(folder):
+    if saved := read_note(folder / TRACKING):
         with contextlib.suppress(OSError):
             _save(folder, {**saved, "complete": complete})
 
 
 def is_complete(folder: Path, uri: str) -> bool:
     """Check that, by the folder's note, this store has everything of the run, and was not removed since."""
-    saved, file = _saved(folder), sqlite_path(uri)
+    saved, file = read_note(folder / TRACKING), sqlite_path(uri)
     is_there = file is None or file.is_file()
     return is_there and saved.get("uri") == uri and saved.get("complete") is True
 
@@ -198,17 +197,9 @@ def _save(folder: Path, ids: Mapping[str, Any]) -> None:
     atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
 
 
-def _saved(folder: Path) -> dict[str, Any]:
-    try:
-        saved = parse_json(read_regular(folder / TRACKING, max_bytes=MOST_TEXT_BYTES))
-    except (OSError, ValueError):
-        return {}
-    return saved if isinstance(saved, dict) else {}
-
-
 def _find(client: MlflowClient, folder: Path, uri: str) -> Run | None:
     """Return the run that a folder names in this store; None where there is none, or its note is of no use."""
-    saved = _saved(folder)
+    saved = read_note(folder / TRACKING)
     where, mark = (str(saved.get(name)) for name in ("experiment_id", "mark"))
     if saved.get("uri") != uri or not (_EXPERIMENT_ID.fullmatch(where) and mark.isalnum()):
         return None

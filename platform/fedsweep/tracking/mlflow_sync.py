@@ -28,6 +28,7 @@ from fedsweep.runs.run_folder import (
     ROUNDS,
     SCENARIO,
     TRAFFIC,
+    UNFINISHED,
     RunFolder,
 )
 from fedsweep.runs.targets import TargetWatch
@@ -166,8 +167,8 @@ class FolderSync:
 
 def status_in(folder: Path) -> str:
     """Return how a run ended, by its folder: whoever was killed could not write it."""
-    run = RunFolder(folder)
-    return str(run.read_result()["status"]) if run.has_result() else "killed"
+    status = RunFolder(folder).status
+    return "killed" if status == UNFINISHED else status
 
 
 def complete(folder: Path, config: Config) -> str:
@@ -224,8 +225,7 @@ def _is_played(folder: Path) -> bool:
 
 
 def _sync_of(folder: Path, config: Config, uri: str) -> FolderSync:
-    run = RunFolder(folder)
-    result = run.read_result() if run.has_result() else {}
+    result = RunFolder(folder).result_if_any()
     method = str(result.get("method") or method_name(config))
     commit = result.get("git_commit", run_facts()["git_commit"])
     info = RunInfo(

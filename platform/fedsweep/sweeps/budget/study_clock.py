@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from pathlib import Path
-from typing import Any
 
-from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
-from fedsweep.runs.files import atomic_write
+from fedsweep.results.seed_statistics import finite
+from fedsweep.runs.files import atomic_write, read_note
 
 ELAPSED = "elapsed.json"
 _WRITTEN_EVERY_S = 5.0
@@ -58,9 +56,4 @@ class StudyClock:
 
 def elapsed_seconds(folder: Path) -> float:
     """Read how long a study has been under way; 0 where nothing sound says so."""
-    try:
-        body: Any = parse_json(read_regular(folder / ELAPSED, max_bytes=MOST_TEXT_BYTES))
-        seconds = float(body["seconds"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return 0.0
-    return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0
+    return max(0.0, finite(read_note(folder / ELAPSED).get("seconds")) or 0.0)

@@ -71,8 +71,7 @@ class Outcome:
 
 def read_outcome(folder: Path, config: Config) -> Outcome | None:
     """Read what the run of a sweep in a folder came to; None where it has not ended."""
-    run = RunFolder(folder)
-    result = run.read_result() if run.has_result() else {}
+    result = RunFolder(folder).result_if_any()
     if result.get("status") != "finished":
         return None
     names = (*config.sweep.aims, *(limit.metric for limit in config.sweep.limits))
