@@ -57,7 +57,7 @@ class ClientOptimizer:
         self._settings, self._model, self._flat, self._memory = settings, model, model.flat, dict(memory or {})
         self._learning_rate = learning_rate
         self.momentum_weight = 0.0
-        scale = model.submodel.step_scale(model.full) if model.submodel.scales_steps else None
+        scale = model.submodel.step_scale(model.full)
         self._scale = None if scale is None else scale.to(model.vector.device)
 
     @cached_property
@@ -119,11 +119,6 @@ class ClientOptimizer:
         """Return the state tensors by name, live."""
         state = self.as_torch.state.get(self._flat, {})
         return {name: state[name] for name, _ in state_slots(self._settings)}
-
-    @property
-    def in_servers_scale(self) -> bool:
-        """Tell whether the client steps in the scale of the server's values."""
-        return self._scale is None
 
     def moved_without_gradient(self, *, plain: bool) -> list[Tensor]:
         """List what a step may change also where the gradient is 0, live: params and state with a value for each [P].

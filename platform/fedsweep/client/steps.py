@@ -50,7 +50,7 @@ class Steps:
         self._side, self._model, self._optimizer, self._batches = side, model, optimizer, batches
         self._terms, self._facts, self._learning_rate = terms, facts, learning_rate
         self._when = OnClient(facts.client, facts.round)
-        self._is_bare = side.bare_steps and optimizer.in_servers_scale
+        self._is_bare = side.bare_steps and not model.submodel.scales_steps
         self.broadcast: Payload = {}
         self.reached = 0
         self.hits: list[tuple[int, int]] = []

@@ -215,6 +215,7 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
     masked: set[int] = set()  # a round's masks travel once
 
     def end(client: int, *, up: bool) -> float:
+        """Return when a client is through with its job, and with the upload if there is one."""
         probes = 0.0
         if client in started:
             jobs[client] -= 1

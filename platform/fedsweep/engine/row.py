@@ -119,6 +119,7 @@ class RowMaker:
         return cost / (len(work) * 2 * model_values * mean_steps)
 
     def _over_budget(self, round: Round) -> int | None:
+        """Count the cohort's clients that moved more than they can afford; None where nobody has a limit."""
         budgets, context = self._experiment.world.budgets, round.plan.context
         if budgets is None or not context.cohort:
             return None

@@ -164,7 +164,7 @@ class NetworkExchange(Exchange):
         from torch._C._distributed_c10d import AllToAllOptions
 
         size, width = self._member.size, ranges[0].stop
-        sent, got = self._room("sent", size * len(vectors) * width), self._room("got", sum(counts) * width)
+        sent, got = self._buffer("sent", size * len(vectors) * width), self._buffer("got", sum(counts) * width)
         parts = sent.view(size, len(vectors), width)
         for row, vector in enumerate(vectors):
             for index, own_range in enumerate(ranges):
@@ -173,7 +173,7 @@ class NetworkExchange(Exchange):
         options = AllToAllOptions()
         options.timeout = self._timeout
         here, there = [len(vectors) * width] * size, [count * width for count in counts]
-        self._together(lambda group: group.alltoall_base(got, sent, there, here, options))
+        self._collective(lambda group: group.alltoall_base(got, sent, there, here, options))
         return list(got.view(sum(counts), width))
 
     def _gather(self, timeout: timedelta) -> None:
@@ -181,15 +181,16 @@ class NetworkExchange(Exchange):
 
         options = AllgatherOptions()
         options.timeout = timeout
-        self._together(lambda group: group._allgather_base(self._whole, self._share, options))
+        self._collective(lambda group: group._allgather_base(self._whole, self._share, options))
 
-    def _room(self, name: str, size: int) -> Tensor:
+    def _buffer(self, name: str, size: int) -> Tensor:
         """Return a buffer that is reused from sync point to sync point."""
         if name not in self._buffers or len(self._buffers[name]) < size:
             self._buffers[name] = self._new(size)
         return self._buffers[name][:size]
 
-    def _together(self, begin: Callable[[Group], Work]) -> None:
+    def _collective(self, begin: Callable[[Group], Work]) -> None:
+        """Take part in an operation of all members, and wait for it."""
         if self._group is None:
             raise WorkerLost("this client actor has left its group")
         try:

@@ -60,7 +60,7 @@ class ActorGroup:
         elif self._kind == "network" or (
             self._kind == "auto" and {*nodes} != {ray.get_runtime_context().get_node_id()}
         ):
-            self._meet(actors, nodes)
+            self._join_network(actors, nodes)
         elif self._kind == "auto":
             self._share_files(actors)
 
@@ -103,7 +103,7 @@ class ActorGroup:
         _get_all([actor.connect_exchange.remote() for actor in actors], timeout_s=self._timeout_s)
         self._name = "shared memory"
 
-    def _meet(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
+    def _join_network(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
         addresses = _addresses()
         hosts = [addresses[node] for node in nodes]
         try:
