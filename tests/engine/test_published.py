@@ -85,6 +85,18 @@ def test_a_client_gets_what_is_published_once() -> None:
     assert len(known) > 3
 
 
+class Narrow(Bank):
+    """Publishes the numbers in a type that numpy does not have."""
+
+    def publish(self, state: State) -> Mapping[str, Published]:
+        return {"bank": Published(value=state["bank"].bfloat16())}
+
+
+def test_numbers_of_sixteen_bits_are_published_at_two_bytes() -> None:
+    [(cohort, values, num_bytes)] = traffic(replace(fedavg(), refinements=(Narrow(),)), rounds=1)
+    assert (values, num_bytes) == (7 * len(cohort), 14 * len(cohort))
+
+
 def test_and_again_once_it_is_another() -> None:
     """With everybody in each round: at first, and after round 2. The mask stays the same."""
     rounds = traffic(method(refinements=(Bank(changes=(2,)),)), rounds=4, cohort_size=6)

@@ -187,7 +187,8 @@ class ContentHashes:
         """Return a short name; a tensor named before is not read again, since content is never changed in place."""
         if id(value) not in self._known:
             content = value.detach().cpu().contiguous()
-            digest = hashlib.blake2b(content.numpy().tobytes(), digest_size=16)
+            # As bytes: numpy has no bfloat16.
+            digest = hashlib.blake2b(content.reshape(-1).view(torch.uint8).numpy().data, digest_size=16)
             # The same bytes of another type or shape are another content.
             digest.update(f"{content.dtype} {tuple(content.shape)}".encode())
             self._known[id(value)] = (value, digest.hexdigest())  # held, so that no other tensor gets its id

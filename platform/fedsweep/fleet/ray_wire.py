@@ -41,7 +41,8 @@ def to_arrays(value: Any) -> Any:
     """Turn tensors on the CPU, alone or in mappings, into arrays that share their memory; all else stays as it is."""
     if isinstance(value, Mapping):
         return {name: to_arrays(item) for name, item in value.items()}
-    return value.numpy() if isinstance(value, Tensor) else value
+    # Numpy has no bfloat16.
+    return value.numpy() if isinstance(value, Tensor) and value.dtype != torch.bfloat16 else value
 
 
 def to_tensors(value: Any) -> Any:
