@@ -35,8 +35,10 @@ from fedsweep.tracking.mlflow_store import resolve_uri
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
+    from fedsweep.tasks.base import Task
     from fedsweep.world.data.datasets import Dataset
 
+_ACCURACIES = ("test_accuracy", "best_accuracy", "best_test_accuracy", "validation_accuracy")
 # Beyond so many settings the rest is checked when its trials begin.
 _CHECKED_SETTINGS = 48
 # Draws by which a search's space is checked, and a trial's size estimated.
@@ -155,6 +157,7 @@ def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> floa
         # As the user gave it: an address says that the GPUs are elsewhere.
         plan = plan_run(entry.user_config, dataset)
         check_experiment(plan.experiment)
+        _check_aims(config, plan.experiment.world.data.learned)
     except InputError as error:
         raise type(error)(f"trial {entry.trial.number} ({entry.trial.label}): {error}") from None
     resource = config.sweep.resource
@@ -162,6 +165,20 @@ def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> floa
         return float(plan.experiment.training.rounds)
     cost = forecast(plan.experiment)
     return float({"total_bytes": cost.total_bytes, "flops": cost.flops, "sim_time_s": cost.sim_time_s or 0}[resource])
+
+
+def _check_aims(config: Config, task: Task) -> None:
+    """Refuse to choose trials by an accuracy where nothing is classified: all would be alike."""
+    if task.has_classes or not (config.sweep.proposes or config.sweep.scheduler):
+        return
+    for name in config.sweep.aims:
+        if name in _ACCURACIES:
+            figure, read = task.leading
+            better = f"extra/{figure}" if task.measures else "test_loss"
+            raise ConfigError(
+                f"sweep.metric: there is no {name}, since task {type(task).__name__} classifies nothing, so trials"
+                f" can't be chosen by it; set sweep.metric to {better} and sweep.mode to {read.mode}"
+            )
 
 
 def trial_costs(prepared: PreparedSweep, entries: Sequence[PreparedTrial]) -> dict[str, Forecast]:

@@ -1,0 +1,44 @@
+"""What a sweep is checked for before its trials begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.config.load import load_config
+from fedsweep.errors import ConfigError
+from fedsweep.sweeps.prepare import prepare
+from fedsweep.sweeps.sweep_folder import SweepFolder
+
+RATE = "training.optimizer.lr"
+
+
+def number(**sweep: Any) -> dict[str, Any]:
+    """A sweep of a task that classifies nothing."""
+    return {
+        "scenario": {"dataset": "diabetes", "clients": 4, "partition": {"kind": "iid"}},
+        "training": {"rounds": 2, "cohort_size": 2, "local_steps": 1},
+        "tracking": {"uri": "none"},
+        "sweep": {"space": {RATE: {"choice": [0.1, 0.2]}}, **sweep},
+    }
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"scheduler": "asha"},
+        {"space": {RATE: {"grid": [0.1, 0.2]}, "training.rounds": {"rungs": [1, 2]}}},
+        {"scheduler": "front", "metric": ["test_accuracy", "total_bytes"], "mode": ["max", "min"]},
+    ],
+)
+def test_trials_are_not_chosen_by_an_accuracy_that_none_has(how: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no test_accuracy, .* set sweep.metric to extra/rmse and sweep.mode to min"):
+        prepare(load_config(number(**how)), SweepFolder(tmp_path / "sweep"), resume=False)
+
+
+def test_trials_that_nothing_chooses_may_be_of_any_task(tmp_path: Path) -> None:
+    assert prepare(load_config(number()), SweepFolder(tmp_path / "sweep"), resume=False).entries
+    by_error = number(scheduler="asha", metric="extra/rmse", mode="min")
+    assert prepare(load_config(by_error), SweepFolder(tmp_path / "sweep"), resume=False).entries
