@@ -221,6 +221,10 @@ SKEW = {"kind": "dirichlet", "dirichlet_alpha": 0.5}
             "per_client goes by classes, which task Regression has not",
         ),
         (
+            {"scenario": {"dataset": "diabetes"}, "training": {"stop": {"target_accuracy": 0.5}}},
+            "target_accuracy is never reached, since task Regression classifies nothing",
+        ),
+        (
             {"scenario": {"dataset": "lines", "partition": {"kind": "mixture", "of": [IID, {"share": 1, **SKEW}]}}},
             "partition dirichlet goes by classes, but data set 'lines' has none",
         ),
