@@ -17,7 +17,7 @@ from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.engine.ledger import Ledger, Size, payload_sizes, whole_values
-from fedsweep.errors import InvariantError
+from fedsweep.errors import ClientJobError, ConfigError, InvariantError
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.testing import play_round, run_rounds
 from fedsweep.trees import ParamTree
@@ -227,6 +227,31 @@ class IntroducedByOne(Introduced):
 def test_before_round_1_the_model_goes_to_those_whose_probes_look_at_it() -> None:
     state = seams_engine(weighting=IntroducedByOne(), rounds=2).start()
     assert state.setup_bytes == 6 * (4 * 2 + 2) + 4 * 28 + 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refuses(Extremes):
+    """Fails on client 0."""
+
+    error: Exception
+
+    def measure(self, client: LocalClient) -> Payload:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ConfigError("these inputs are no pictures"), ConfigError, "^these inputs are no pictures"),
+        (KeyError("edges"), ClientJobError, "client 0.*Refuses.*KeyError: 'edges'"),
+    ],
+)
+def test_a_probe_may_refuse_the_world_and_other_errors_name_its_client(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
+) -> None:
+    monkeypatch.setattr(Introduced, "setup", lambda self, state, context: (Refuses(error=error),))
+    with pytest.raises(kind, match=message):
+        seams_engine(weighting=Introduced(), rounds=2).start()
 
 
 def test_registration_is_sample_counts_and_label_counts_where_they_are_read() -> None:

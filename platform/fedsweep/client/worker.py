@@ -36,6 +36,9 @@ from fedsweep.trees import FlatLayout, Inputs, as_tensors, on_device
 if TYPE_CHECKING:
     from fedsweep.client.lanes.together import MakeLanes
 
+# Errors that say themselves where they arose.
+_OWN = (ClientJobError, InvariantError, MemoryError)
+
 
 class Worker:
     """Holds clients for a round.
@@ -133,7 +136,7 @@ class Worker:
             due = [k for k in point.attend if k in self._rounds]
             taken = self._taken_together(due) if self._lanes is not None else {}
             for client in due:
-                with self._guarded(segment, client):
+                with self._guarded(segment.round, client):
                     self._rounds[client].advance(probes, taken.get(client))
             self._attended.update(due)
             if number < len(segment.points) - 1:
@@ -207,7 +210,7 @@ class Worker:
             client = job.client
             if segment.workers.get(client, 0) != self.index:
                 continue
-            with self._guarded(segment, client):
+            with self._guarded(segment.round, client):
                 if client not in self._rounds:
                     if client not in tasks:
                         raise InvariantError(f"client {client} has a job in round {segment.round} but no task")
@@ -281,7 +284,7 @@ class Worker:
             # Steps that no sync point of the round waited for.
             together = self._taken_together(sorted(self._rounds)) if self._lanes is not None else {}
             for client, local in sorted(self._rounds.items()):
-                with self._guarded(segment, client):
+                with self._guarded(segment.round, client):
                     if client in together:
                         local.advance(taken=together[client])
                     totals[client], memory = local.close(attended=client in self._attended)
@@ -292,16 +295,18 @@ class Worker:
         return SegmentReply(replies=replies, totals=totals, memories=memories, notes=notes)
 
     @contextmanager
-    def _guarded(self, segment: Segment, client: int) -> Iterator[None]:
-        """Guard a client's work: whatever it raises comes out with the client, the round and the step."""
+    def _guarded(self, round: int, client: int, own: tuple[type[Exception], ...] = _OWN) -> Iterator[None]:
+        """Guard a client's work: but for ``own`` errors, what it raises comes out with client, round and step."""
         try:
             yield
-        except (ClientJobError, InvariantError, MemoryError):
+        except own:
             raise
         except Exception as error:
-            local = self._rounds.get(client)
+            local, where = self._rounds.get(client), place_of(error)
             step = 0 if local is None else local.steps.reached
-            raise client_error(error, client=client, round=segment.round, step=step) from error
+            # With the component in whose code it arose.
+            reason = f"{'' if where is None else f'{where}: '}{type(error).__name__}: {error}"
+            raise ClientJobError(client=client, round=round, step=step, reason=reason) from error
 
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
         """Have clients measure at the server's model [V], which stays as it is; no term is asked."""
@@ -318,12 +323,9 @@ class Worker:
             memory = memories.get(client)
             local = self._local_round(task, round=question.round, learning_rate=0.0, memory=memory, tests=tests)
             model = question.models.get(client, vector)
-            try:
+            # A probe may refuse the world, as an error of input.
+            with self._guarded(question.round, client, (FedsweepError, MemoryError)):
                 answers[client] = local.measured_at(model, question.probes, question.broadcast)
-            except (FedsweepError, MemoryError):
-                raise
-            except Exception as error:
-                raise client_error(error, client=client, round=question.round, step=0) from error
         return answers
 
 
@@ -348,12 +350,3 @@ def broadcast_of(contents: Mapping[str, Published], submodel: SubModel, full: Fl
 def _of_classes(indices: np.ndarray, classes: tuple[int, ...] | None, strata: np.ndarray) -> np.ndarray:
     """Return the samples that are of certain classes; None: all."""
     return indices if classes is None else indices[np.isin(strata[indices], classes)]
-
-
-def client_error(error: Exception, *, client: int, round: int, step: int) -> ClientJobError:
-    """Make the error for what a client's work raised, with the component in whose code it arose."""
-    where = place_of(error)
-    reason = f"{type(error).__name__}: {error}"
-    return ClientJobError(
-        client=client, round=round, step=step, reason=reason if where is None else f"{where}: {reason}"
-    )

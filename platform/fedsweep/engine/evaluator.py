@@ -63,12 +63,11 @@ class Tested:
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
         """Return the accuracy of each class [C], 0..1; NaN where the set has none of it."""
         accuracies_C = np.full(num_classes, np.nan)
-        if math.isnan(self.loss):
-            return tuple(accuracies_C.tolist())
-        cells_CC = self.confusion(num_classes)
-        counts_C = cells_CC.sum(axis=1)
-        labels = np.flatnonzero(counts_C)
-        accuracies_C[labels] = np.diag(cells_CC)[labels] / counts_C[labels]
+        if not math.isnan(self.loss):
+            cells_CC = self.confusion(num_classes)
+            counts_C = cells_CC.sum(axis=1)
+            labels = np.flatnonzero(counts_C)
+            accuracies_C[labels] = np.diag(cells_CC)[labels] / counts_C[labels]
         return tuple(accuracies_C.tolist())
 
     def confusion(self, num_classes: int) -> np.ndarray:

@@ -66,9 +66,5 @@ class RoundTools:
     @cached_property
     def clients_remember(self) -> bool:
         """Tell whether clients keep anything but work that is under way."""
-        experiment = self.experiment
-        return (
-            experiment.method.remembers
-            or experiment.up_codec.error_feedback
-            or self.experiment.training.optimizer.keep == "persist"
-        )
+        experiment, optimizer = self.experiment, self.experiment.training.optimizer
+        return experiment.method.remembers or experiment.up_codec.error_feedback or optimizer.keep == "persist"
