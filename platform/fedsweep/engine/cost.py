@@ -130,11 +130,9 @@ class CostModel:
         flops = training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
         if not self._counted.spared:
             return flops
-        return flops - training_flops(self._spared(macs), samples, passes=self._plain_steps)
-
-    def _spared(self, macs: int) -> int:
-        """Return the MACs that frozen layers spare a plain step of one sample; of a part of so many, in proportion."""
-        return self._counted.spared * macs // max(1, self.macs(FULL_MODEL))
+        # What frozen layers spare a plain step of one sample; a part in proportion to its MACs.
+        spared = self._counted.spared * macs // max(1, self.macs(FULL_MODEL))
+        return flops - training_flops(spared, samples, passes=self._plain_steps)
 
     def forward_flops(self, submodel: SubModel) -> int:
         """Return FLOPs of one sample's forward pass."""

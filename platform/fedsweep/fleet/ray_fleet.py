@@ -314,7 +314,6 @@ class RayFleet(Fleet):
             sent = replace(part, models=to_arrays(part.models), broadcast=to_arrays(part.broadcast))
             refs[index] = actor.measure.remote(sent, vector_ref, remembering, *remembered)
         merged: dict[int, Payload] = {}
-
         self._wait(refs, receive=lambda index, answers: merged.update(to_tensors(answers)))
         return dict(sorted(merged.items()))
 
