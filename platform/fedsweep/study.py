@@ -147,6 +147,10 @@ class Result:
         from fedsweep.figures.style import paper_style, tidy
 
         evaluated = evaluate(self.folder, data=data)
+        if not evaluated.confusion.size:
+            raise ConfigError(
+                "a confusion matrix has which classes are taken for which; samples are not classified here"
+            )
         with paper_style():
             axes = ax or _new_axes(square=True)
             draw_confusion(axes, evaluated.confusion, class_names=evaluated.class_names)

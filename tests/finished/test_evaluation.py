@@ -247,4 +247,12 @@ def test_other_tasks_give_the_figures_of_their_last_test_to_the_bit(
     assert all(f"{figure} {value:.4f}" in printed for figure, value in found.metrics.items())
     with pytest.raises(InputError, match="but the model was trained with"):
         evaluate(run.folder, data="multi_digits")
+    with pytest.raises(InputError, match="samples are not classified here"):
+        run.plot_confusion()
     assert main(["evaluate", str(run.folder), "--plot", str(tmp_path / "x.png")]) == 2
+
+
+@pytest.mark.parametrize("name", ["multi_digits", "shapes"])
+def test_data_whose_samples_have_no_single_class_are_refused_by_a_model_of_classes(fedavg: Path, name: str) -> None:
+    with pytest.raises(InputError, match=rf"data '{name}': its targets are \w+ \[.*\] for each sample, but the model"):
+        evaluate(fedavg, data=name)

@@ -127,6 +127,9 @@ class Subject:
                 f"data {other.name!r}: its images are {list(other.image_shape)}, but the model takes"
                 f" {list(own.image_shape)}; choose data with as many channels"
             )
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            kind = f"{labels.dtype} {list(labels.shape[1:])}"
+            raise DataError(f"data {other.name!r}: its targets are {kind} for each sample, but the model tells classes")
         if int(labels.max()) >= own.num_classes:
             raise DataError(
                 f"data {other.name!r}: a label is {int(labels.max())}, but the model tells"
