@@ -179,6 +179,14 @@ def test_a_folder_without_pictures_is_told_what_to_say(tmp_path: Path) -> None:
         load(f"{tmp_path}?label=dose")
 
 
+def test_pictures_of_one_class_alone_are_said_to_have_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    for number in range(3):
+        picture(10 * number).save(tmp_path / "train" / "cat" / f"{number}.png")
+    with pytest.raises(DataError, match="its pictures have no labels, since their folders make no two classes"):
+        load(tmp_path)
+
+
 def test_a_folder_that_is_not_there_is_told_with_its_whole_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,11 @@ class Source:
         fitting = [column for column in typed if column in named] or typed or named
         if choice is None and fitting and (len(fitting) == 1 or (role == "label" and fitting[0] in _LABELS)):
             choice = fitting[0]
+        if role == "label" and all(isinstance(of.features[column], library.Image) for column in names):
+            raise DataError(
+                f"{self.name}: its pictures have no labels, since their folders make no two classes; each is a folder,"
+                " train/CLASS/*.png, and one class alone is none"
+            )
         if choice is None or choice not in names:
             raise DataError(
                 f"{self.name}: which column is the {role}? Say ?{role}=COLUMN behind the name; there are"
