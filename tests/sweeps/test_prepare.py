@@ -42,3 +42,20 @@ def test_trials_that_nothing_chooses_may_be_of_any_task(tmp_path: Path) -> None:
     assert prepare(load_config(number()), SweepFolder(tmp_path / "sweep"), resume=False).entries
     by_error = number(scheduler="asha", metric="extra/rmse", mode="min")
     assert prepare(load_config(by_error), SweepFolder(tmp_path / "sweep"), resume=False).entries
+
+
+@pytest.mark.parametrize(
+    ("aim", "note"),
+    [
+        ({"metric": "test_loss"}, "sweep.mode=max looks for the maximum of test_loss, of which less is better"),
+        ({"metric": "extra/rmse"}, "sweep.mode=max looks for the maximum of extra/rmse, of which less is better"),
+        ({"metric": ["extra/r2", "total_bytes"], "mode": ["min", "min"]}, "the minimum of extra/r2, of which more is"),
+        ({"metric": "extra/rmse", "mode": "min"}, None),
+        ({"metric": "extra/my_own"}, None),
+    ],
+)
+def test_a_sweep_that_looks_for_the_worst_says_so(aim: dict[str, Any], note: str | None, tmp_path: Path) -> None:
+    sweep = {"space": {RATE: {"grid": [0.1, 0.2]}, "seed": {"grid": [0, 1]}}, **aim}
+    notes = prepare(load_config(number(**sweep)), SweepFolder(tmp_path / "sweep"), resume=False).notes
+    turned = [text for text in notes if text.startswith("sweep.mode")]
+    assert [note in text for text in turned] == [True] if note else not turned

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedsweep.catalog import resolve
+from fedsweep.catalog import build_metrics, resolve, task_metrics
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import ConfigError, InputError
@@ -90,9 +90,9 @@ def prepare(
     datasets = datasets or _load_datasets(samples)
     full = _check_trials(config, samples, datasets)
     if trials is None:
-        knows_seeds = config.sweep.search != "optuna"
-        configs, chooser = [e.config for e in samples], chooser_of(config)
-        sentences += notes([e.trial for e in samples], configs, knows_seeds=knows_seeds, chooser=chooser)
+        configs, knows_seeds = [e.config for e in samples], config.sweep.search != "optuna"
+        sentences += notes([e.trial for e in samples], configs, knows_seeds=knows_seeds, chooser=chooser_of(config))
+        sentences += _turned_aims(config, configs[0])
     prepared = PreparedSweep(
         config=config,
         folder=folder,
@@ -179,6 +179,19 @@ def _check_aims(config: Config, task: Task) -> None:
                 f"sweep.metric: there is no {name}, since task {type(task).__name__} classifies nothing, so trials"
                 f" can't be chosen by it; set sweep.metric to {better} and sweep.mode to {read.mode}"
             )
+
+
+def _turned_aims(config: Config, of_trial: Config) -> list[str]:
+    """Return a sentence for each metric that the sweep looks for at its worst, as where the mode was forgotten."""
+    better = {**dict.fromkeys(_ACCURACIES, "max"), "test_loss": "min", "train_loss": "min", "total_bytes": "min"}
+    better |= {f"extra/{entry['name']}": entry["mode"] for entry in task_metrics(of_trial)}
+    better |= {f"extra/{c}": metric.declaration.mode for metric in build_metrics(of_trial) for c in metric.columns}
+    return [
+        f"sweep.mode={mode} looks for the {mode}imum of {name}, of which {'less' if mode == 'max' else 'more'} is"
+        f" better; set sweep.mode to {better[name]} unless you mean that"
+        for name, mode in config.sweep.aims.items()
+        if mode != better.get(name, mode)
+    ]
 
 
 def trial_costs(prepared: PreparedSweep, entries: Sequence[PreparedTrial]) -> dict[str, Forecast]:
