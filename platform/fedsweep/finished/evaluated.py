@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsweep.engine.per_client import spread
+from fedsweep.results.seed_statistics import finite
 from fedsweep.tasks.declaration import Declaration
 
 
@@ -75,7 +76,7 @@ class Evaluated:
         names = self.class_names or (None,) * len(self.class_accuracies)
         rows = zip(names, self.class_accuracies, self.confusion.sum(axis=1).tolist(), strict=True)
         return [
-            {"class": label, "name": name, "accuracy": _known(accuracy), "samples": samples}
+            {"class": label, "name": name, "accuracy": finite(accuracy), "samples": samples}
             for label, (name, accuracy, samples) in enumerate(rows)
         ]
 
@@ -83,11 +84,11 @@ class Evaluated:
         """Return a row for each client, with the columns of ``client_accuracy.parquet``."""
         columns: dict[str, list[Any]] = {
             "client": list(range(len(self.client_accuracies))),
-            self.client_figure[0]: [_known(value) for value in self.client_accuracies.tolist()],
+            self.client_figure[0]: [finite(value) for value in self.client_accuracies.tolist()],
             "samples": self.client_samples.tolist(),
         }
         if self.personal_accuracies is not None and self.personal_samples is not None:
-            columns["personal_accuracy"] = [_known(value) for value in self.personal_accuracies.tolist()]
+            columns["personal_accuracy"] = [finite(value) for value in self.personal_accuracies.tolist()]
             columns["personal_samples"] = self.personal_samples.tolist()
         return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
@@ -97,16 +98,12 @@ class Evaluated:
             "data": self.data,
             "model": str(self.model),
             "samples": self.num_samples,
-            "test_accuracy": _known(self.test_accuracy),
-            "test_loss": _known(self.test_loss),
+            "test_accuracy": finite(self.test_accuracy),
+            "test_loss": finite(self.test_loss),
             **self.figures,
-            "metrics": {name: _known(value) for name, value in self.metrics.items()},
+            "metrics": {name: finite(value) for name, value in self.metrics.items()},
             "classes": self.classes(),
             "clients": self.clients(),
             "confusion": self.confusion.tolist(),
             "notes": list(self.notes),
         }
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsweep.config.load import load_config
-from fedsweep.config.overrides import apply_overrides, parse_override, set_value
+from fedsweep.config.overrides import SELECTORS, apply_overrides, parse_override, set_value
 from fedsweep.errors import ConfigError, InputError, unknown_name
 from fedsweep.reproduce.definition.sections import FULL
 from fedsweep.reproduce.definition.table_file import TableFile
@@ -18,7 +18,6 @@ from fedsweep.reproduce.definition.table_file import TableFile
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
 
-_SELECTORS = frozenset({"name", "kind", "merge"})
 # What two configurations may differ in, and still cost the same to train.
 _FREE_OF_COST = ("name", "seed", "evaluation", "runtime", "checkpoint", "tracking", "sweep")
 # And what they may differ in, and still have the same results.
@@ -206,7 +205,7 @@ def _differences(base: Mapping[str, Any], changed: Mapping[str, Any], prefix: st
         before = base.get(key)
         if key in base and before == value and type(before) is type(value):
             continue
-        if isinstance(before, dict) and isinstance(value, dict) and not _SELECTORS & value.keys():
+        if isinstance(before, dict) and isinstance(value, dict) and not SELECTORS & value.keys():
             yield from _differences(before, value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

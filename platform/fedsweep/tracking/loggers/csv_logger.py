@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,17 @@ from fedsweep.tracking.rows import TrackedRow
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
+# The file is written at least so many seconds apart, and at checkpoints.
+_EVERY_S = 2.0
+
 
 class CsvLogger(Observer):
-    """Writes the figures of all rounds so far, the file as a whole each time; a figure that a round lacks is empty.
+    """Writes the figures of all rounds so far, the file as a whole each time; a figure that a round lacks is empty."""
 
-    Args:
-        every_s: Written at least this many seconds apart, and at checkpoints.
-        clock: Seconds that only go up.
-    """
-
-    def __init__(self, *, every_s: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s, self._clock = every_s, clock
+    def __init__(self) -> None:
         self._path: Path | None = None
         self._rows: list[dict[str, float]] = []
-        self._written = clock()
+        self._written = time.monotonic()
 
     def started(self, info: RunInfo) -> None:
         self._path = info.folder / ROUNDS_CSV
@@ -41,7 +38,7 @@ class CsvLogger(Observer):
 
     def round_done(self, record: RoundRecord) -> None:
         self._keep(record)
-        if self._clock() - self._written >= self._every_s:
+        if time.monotonic() - self._written >= _EVERY_S:
             self._write()
 
     def checkpointed(self, round: int) -> None:
@@ -62,4 +59,4 @@ class CsvLogger(Observer):
         table.writeheader()
         table.writerows(self._rows)
         atomic_write(self._path, text.getvalue().encode())
-        self._written = self._clock()
+        self._written = time.monotonic()
