@@ -186,8 +186,6 @@ def words(schema: Schema) -> list[str]:
     for branch in branches(schema):
         if "const" in branch or "enum" in branch:
             allowed_words += [str(word) for word in branch.get("enum", [branch.get("const")])]
-        elif "const" in branch.get("properties", {}).get("kind", {}):
-            allowed_words.append(str(branch["properties"]["kind"]["const"]))
         elif branch.get("type") != "null":
             return []
     return list(dict.fromkeys(allowed_words))
