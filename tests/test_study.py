@@ -7,6 +7,7 @@ import csv
 import importlib
 import io
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,14 @@ import yaml
 
 import fedsweep
 from fedsweep.cli import main
+from fedsweep.components.metrics import TABLE_COLUMNS
 from fedsweep.config.tables import TABLES
 from fedsweep.errors import InputError
 from fedsweep.figures.style import setting_looks
+from fedsweep.records import RoundRecord
+from fedsweep.reports.setting_table import FIGURES, OF_REPLAYS
+from fedsweep.results.selection import FIGURE_NAMES
+from fedsweep.results.view import SPENT
 
 torch.set_num_threads(1)
 matplotlib.use("agg")
@@ -55,6 +61,14 @@ def one(folder: Path) -> fedsweep.Result:
     found = fedsweep.load(folder / "fedprox-1")
     assert isinstance(found, fedsweep.Result)
     return found
+
+
+def test_a_metric_has_no_name_that_tables_have_for_something_else(folder: Path) -> None:
+    taken = {field.name for field in fields(RoundRecord)} | {*TABLE_COLUMNS}
+    of_one_setting = fedsweep.load(folder / "fedavg-0", folder / "fedavg-1")  # no column for a key that differs
+    assert isinstance(of_one_setting, fedsweep.Results)
+    shown = {*of_one_setting.to_pandas().columns, *(figure.name for figure in (*FIGURES, *OF_REPLAYS))}
+    assert {*shown, *FIGURE_NAMES.values(), *SPENT} <= taken
 
 
 def test_a_folder_of_runs_is_results_and_a_run_is_a_result(folder: Path, results: fedsweep.Results) -> None:

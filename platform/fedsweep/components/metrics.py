@@ -28,7 +28,7 @@ _MARK = "__metric__"
 # What tables of runs have beside the rounds' columns: a metric of such a name would stand in its place.
 TABLE_COLUMNS = (
     *("run", "setting", "method", "seed", "status", "rounds", "folder"),
-    *("best_test_accuracy", "group_size", "round_seconds", "round_time_s", "seconds_so_far"),
+    *("best_test_accuracy", "group_size", "round_seconds", "round_time_s", "seconds_so_far", "energy_kwh", "money"),
 )
 # As many as are read back of a folder.
 _MOST = 50
