@@ -14,6 +14,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.guard import guarded
+from fedsweep.results.texts import is_accuracy
 from fedsweep.sweeps.fairness import chooser_of, notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from fedsweep.tasks.base import Task
     from fedsweep.world.data.datasets import Dataset
 
-_ACCURACIES = ("test_accuracy", "best_accuracy", "best_test_accuracy", "validation_accuracy")
 # Beyond so many settings the rest is checked when its trials begin.
 _CHECKED_SETTINGS = 48
 # Draws by which a search's space is checked, and a trial's size estimated.
@@ -172,7 +172,7 @@ def _check_aims(config: Config, task: Task) -> None:
     if task.has_classes or not (config.sweep.proposes or config.sweep.scheduler):
         return
     for name in config.sweep.aims:
-        if name in _ACCURACIES:
+        if is_accuracy(name) and not name.startswith("extra/"):
             figure, read = task.leading
             better = f"extra/{figure}" if task.measures else "test_loss"
             raise ConfigError(
@@ -183,7 +183,8 @@ def _check_aims(config: Config, task: Task) -> None:
 
 def _turned_aims(config: Config, of_trial: Config) -> list[str]:
     """Return a sentence for each metric that the sweep looks for at its worst, as where the mode was forgotten."""
-    better = {**dict.fromkeys(_ACCURACIES, "max"), "test_loss": "min", "train_loss": "min", "total_bytes": "min"}
+    better = {name: "max" for name in config.sweep.aims if is_accuracy(name)}
+    better |= dict.fromkeys(("test_loss", "train_loss", "total_bytes"), "min")
     better |= {f"extra/{entry['name']}": entry["mode"] for entry in task_metrics(of_trial)}
     better |= {f"extra/{c}": metric.declaration.mode for metric in build_metrics(of_trial) for c in metric.columns}
     return [
