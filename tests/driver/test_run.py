@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,19 @@ def turned(get: Callable[[], Any], turn: Callable[[Any], None], value: Any) -> A
         turn(before)
 
 
+def turned_operation(backend: Any, name: str, precision: str) -> Any:
+    operation = getattr(backend, name, None)
+    if operation is None:
+        pytest.skip("torch has no such setting before 2.9")
+    return turned(lambda: operation.fp32_precision, partial(setattr, operation, "fp32_precision"), precision)
+
+
 SETTINGS: Mapping[str, Callable[[], Any]] = {
     "type": lambda: turned(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "device": lambda: torch.device("meta"),
     "precision": lambda: turned(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "precision by a newer name": lambda: turned_operation(torch.backends.mkldnn, "matmul", "bf16"),
+    "precision of one kind": lambda: turned_operation(torch.backends.cudnn, "conv", "ieee"),
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),

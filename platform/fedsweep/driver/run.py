@@ -119,14 +119,22 @@ def present_umask() -> int:
 def plain_torch() -> Iterator[None]:
     """Have torch compute as in a process of its own, whatever the program around has set; that is there again after."""
     with contextlib.ExitStack() as stack:
-        for switch in ("deterministic", "benchmark", "allow_tf32"):  # which a worker on a GPU sets
-            stack.callback(setattr, torch.backends.cudnn, switch, getattr(torch.backends.cudnn, switch))
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         with contextlib.suppress(RuntimeError):  # torch does not tell it where it was set by newer names
             if (precision := torch.get_float32_matmul_precision()) != "highest":
                 stack.callback(torch.set_float32_matmul_precision, precision)
                 torch.set_float32_matmul_precision("highest")
+        cudnn, cuda, onednn = torch.backends.cudnn, torch.backends.cuda, torch.backends.mkldnn
+        for switch in ("deterministic", "benchmark", "allow_tf32"):  # which a worker on a GPU sets
+            with contextlib.suppress(RuntimeError):  # likewise
+                stack.callback(setattr, cudnn, switch, getattr(cudnn, switch))
+        # The newer names, from torch 2.9 on. Where one follows a more general setting, it reads as that one does.
+        for backend, names in ((onednn, ("conv", "matmul", "rnn")), (cudnn, ("conv", "rnn")), (cuda, ("matmul",))):
+            for operation in (getattr(backend, name, None) for name in names):
+                if own := getattr(operation, "fp32_precision", None):
+                    stack.callback(setattr, operation, "fp32_precision", own)
+                    setattr(operation, "fp32_precision", "ieee")  # noqa: B010 - of a type that torch does not tell
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         if torch.is_inference_mode_enabled():
