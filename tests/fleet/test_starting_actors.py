@@ -66,6 +66,23 @@ def test_one_that_dies_at_once_is_replaced(shared_ray: Any) -> None:
     fleet.close()
 
 
+def test_actors_that_live_but_set_up_no_exchange_in_time_go_through_the_server(
+    shared_ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    fleet = made(shared_ray, tiny_experiment(fedavg()), "slow", warnings)
+
+    def join(*arguments: Any) -> None:
+        raise shared_ray.exceptions.GetTimeoutError
+
+    monkeypatch.setattr(fleet._group, "_share_files", join)
+    fleet.ready()
+    (text,) = warnings
+    assert text.startswith("client actors did not set up their exchange within 120 s: every sync point goes through")
+    assert (fleet.exchange.name, fleet.exchange.notes) == ("server", (text,)) and not fleet.folds
+    fleet.close()
+
+
 def test_one_of_other_sources_ends_the_start_with_its_own_sentence(shared_ray: Any) -> None:
     check = functools.partial(check_same, {**shared_sources({}), "fedsweep/engine": "0"}, {})
     fleet = made(shared_ray, tiny_experiment(fedavg()), "others", [], check=check)

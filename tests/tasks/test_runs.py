@@ -312,6 +312,11 @@ def data(*, root, download):
         ("scores", lambda *_: {"error": 1.0, "round": 2}, "must return a mapping with a number for each"),
         ("strata", lambda *_: [0] * 40, "'error': the task's strata must be integers, one per sample, of shape"),
         ("strata", lambda *_: np.full(40, 0.5), "'error': the task's strata must be integers"),
+        (
+            "strata",
+            lambda *_: np.full(40, 10**9),
+            "'error': strata must be numbered from 0 on, below 100,000, but one is",
+        ),
         ("measures", {"error": "min"}, "task own_error:Error: its measures must be a Declaration for each"),
     ],
 )

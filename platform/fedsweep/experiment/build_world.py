@@ -28,6 +28,8 @@ from fedsweep.world.stragglers import WaitForAll
 from fedsweep.world.topology import Star
 from fedsweep.world.transforms import Transform
 
+_MOST_STRATA = 100_000  # counts of each stratum are kept for every client
+
 
 def build_world(config: Config, dataset: Dataset) -> World:
     """Build the scenario as objects.
@@ -161,13 +163,19 @@ def strata_of(dataset: Dataset, task: Task) -> np.ndarray:
     """Return what the training samples are split by [S]: the data set's strata, or the task's; zeros without any.
 
     Raises:
-        DataError: The task's are no such numbers.
+        DataError: The task's are no such numbers, or one is 100,000 or more.
     """
     own = dataset.train.strata if dataset.train.strata is not None else task.strata(dataset.train.targets)
     if own is None:
         return np.zeros(len(dataset.train), np.int64)
     numbers = own.astype(np.int64) if isinstance(own, np.ndarray) and own.dtype == bool else own
-    return integers(numbers, f"data set {dataset.name!r}: the task's strata", length=len(dataset.train))
+    strata = integers(numbers, f"data set {dataset.name!r}: the task's strata", length=len(dataset.train))
+    if strata.max() >= _MOST_STRATA:
+        raise DataError(
+            f"data set {dataset.name!r}: strata must be numbered from 0 on, below {_MOST_STRATA:,}, but one is"
+            f" {strata.max():,}"
+        )
+    return strata
 
 
 def check_kinds(config: Config, dataset: Dataset, *, has_strata: bool) -> None:

@@ -72,7 +72,9 @@ class ActorGroup:
             os.close(self._lock)
             self._folder = None
 
-    def _fall_back(self, why: str) -> None:
+    def fall_back(self, why: str) -> None:
+        """Have every sync point go through the server, and say why, in the words of a clause."""
+        self.drop()
         text = f"{why}: every sync point goes through the server, which is slower"
         if text not in self._notes:
             self._notes.append(text)
@@ -80,12 +82,12 @@ class ActorGroup:
 
     def _share_files(self, actors: Sequence[Any]) -> None:
         if not os.path.isdir("/dev/shm"):
-            self._fall_back("there is no /dev/shm")
+            self.fall_back("there is no /dev/shm")
             return
         vectors, free = self._vectors, shutil.disk_usage("/dev/shm").free
         if free < 1.2 * vectors.num_bytes:
             needed = vectors.num_bytes / 2**20
-            self._fall_back(
+            self.fall_back(
                 f"/dev/shm has {free / 2**20:.0f} MB free, but aggregating among actors needs {needed:.0f} MB"
             )
             return
@@ -95,8 +97,7 @@ class ActorGroup:
         try:
             make_group_files(self._folder, vectors)
         except OSError as error:  # another run has taken the room since it was looked at
-            self.drop()
-            self._fall_back(f"aggregating among actors has no room in /dev/shm ({error.strerror})")
+            self.fall_back(f"aggregating among actors has no room in /dev/shm ({error.strerror})")
             return
         prepared = [actor.prepare_exchange.remote(self._folder, len(actors), vectors) for actor in actors]
         _get_all(prepared, timeout_s=self._timeout_s)
@@ -124,7 +125,7 @@ class ActorGroup:
             _get_all(joined, timeout_s=self._timeout_s)
         except ResourceError as error:
             why = f"the client actors on {len({*nodes})} nodes can't aggregate among themselves: {first_line(error)}"
-            self._fall_back(why)
+            self.fall_back(why)
             return
         self._name = "network"
 

@@ -107,6 +107,9 @@ class RayFleet(Fleet):
                     return
                 except (*_DIED, ray_errors.GetTimeoutError):
                     dead = self._find_dead()
+                if not dead:
+                    self._group.fall_back(f"client actors did not set up their exchange within {_START_S:.0f} s")
+                    return
             self._warn(f"client actors {dead} died while they started, and are replaced")
             self._grow(dead)
         raise RunError(f"client actors died in {_MOST_STARTS} starts running; Ray's logs may say why")
