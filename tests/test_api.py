@@ -10,6 +10,7 @@ import torch
 
 import fedsweep
 from fedsweep.errors import ConfigError, DataError, OutputError
+from fedsweep.records import RoundRecord
 
 CONFIG = {
     "name": "api",
@@ -61,6 +62,49 @@ def test_a_time_limit_without_a_clock_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs scenario\.devices"):
         fedsweep.run(CONFIG, overrides=["training.stop.sim_time_s=5"], out=tmp_path / "run")
     assert os.listdir(tmp_path) == []
+
+
+class Interrupts(fedsweep.Observer):
+    """Interrupts a run in its second round."""
+
+    def round_done(self, record: RoundRecord) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_is_gone_on_with_grows_and_is_replaced(result: fedsweep.Result, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fedsweep.run(CONFIG, out=folder, overrides=["training.rounds=3"], observers=[Interrupts()])
+    assert fedsweep.load(folder).summary["status"] == "killed"
+    whole = fedsweep.run(CONFIG, out=tmp_path / "whole", overrides=["training.rounds=3"])
+    resumed = fedsweep.resume(folder)
+    assert resumed.summary["status"] == "finished" and resumed.folder == folder
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    written = (folder / "result.json").read_bytes()
+    assert fedsweep.resume(folder).summary == resumed.summary and (folder / "result.json").read_bytes() == written
+    assert [*fedsweep.resume(folder, rounds=4).rounds.column("round").to_pylist()] == [1, 2, 3, 4]
+    with pytest.raises(OutputError, match="holds a run already"):
+        fedsweep.run(CONFIG, out=folder)
+    again = fedsweep.run(CONFIG, out=folder, overwrite=True)
+    assert again.summary["model_sha256"] == result.summary["model_sha256"] and len(again.rounds) == 2
+    with pytest.raises(OutputError, match="there is no such folder"):
+        fedsweep.resume(tmp_path / "nowhere")
+
+
+def test_a_tilde_is_the_users_folder(result: fedsweep.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert fedsweep.run(CONFIG, out="~/runs/a").folder == tmp_path / "runs" / "a"
+    assert os.listdir(tmp_path) == ["runs"]
+    text = fedsweep.compare("~/runs")
+    assert text == fedsweep.compare(Path("~/runs")) == fedsweep.compare(tmp_path / "runs")
+    assert fedsweep.evaluate("~/runs/a").test_accuracy == result.summary["test_accuracy"]
+
+
+def test_a_comparison_is_a_text_in_a_notebook_too(result: fedsweep.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert fedsweep.compare(result.folder).startswith("run ")
 
 
 def test_a_run_made_before_is_loaded(result: fedsweep.Result, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedsweep.api import TableStyle, compare, prepare, report, run, sweep
+    from fedsweep.api import TableStyle, compare, prepare, report, resume, run, sweep
     from fedsweep.card import Card, Limit, card_of, with_card
     from fedsweep.components.codec import Codec
     from fedsweep.components.metrics import metric
@@ -103,6 +103,7 @@ __all__ = [
     "report",
     "reproduce",
     "reproduce_table",
+    "resume",
     "run",
     "stream",
     "sweep",
@@ -113,7 +114,7 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
-        "fedsweep.api": ("TableStyle", "compare", "prepare", "report", "run", "sweep"),
+        "fedsweep.api": ("TableStyle", "compare", "prepare", "report", "resume", "run", "sweep"),
         "fedsweep.card": ("Card", "Limit", "card_of", "with_card"),
         "fedsweep.finished.evaluated": ("Evaluated",),
         "fedsweep.finished.evaluation": ("evaluate",),

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.observers import Observer
-from fedsweep.driver.phases import Phases
-from fedsweep.driver.run import Launch, plan_run, run_plan
+from fedsweep.driver.run import Launch, plan_run, resumable, run_plan
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.finished.growth import grow
 from fedsweep.finished.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
 from fedsweep.reports.setting_table import TableStyle
+from fedsweep.results.console import plain_console
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.runs.remote_folder import read_from, worked_on
 from fedsweep.study import Result, Results, load
@@ -28,7 +29,19 @@ if TYPE_CHECKING:
 
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
-__all__ = ["Result", "Results", "TableStyle", "compare", "load", "load_model", "prepare", "report", "run", "sweep"]
+__all__ = [
+    "Result",
+    "Results",
+    "TableStyle",
+    "compare",
+    "load",
+    "load_model",
+    "prepare",
+    "report",
+    "resume",
+    "run",
+    "sweep",
+]
 # Of a table in a text; nothing is cut.
 _WIDEST = 100_000
 
@@ -55,6 +68,7 @@ def run(
     *,
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
+    overwrite: bool = False,
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Run one experiment.
@@ -64,22 +78,63 @@ def run(
         overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep run --set``.
         out: The run folder, or the address of one (``s3://...``), which is worked on in a folder here; by default
             ``runs/<name>-<timestamp>``.
+        overwrite: Replace the run that is there.
         observers: Further observers beside those that the configuration asks for.
 
     Raises:
         InputError: Something in the configuration is wrong or not there; nothing was written.
         RunError: The run failed on its way.
+        KeyboardInterrupt: It was interrupted; a checkpoint was written, from which :func:`resume` goes on.
     """
-    if odd := [observer for observer in observers if not isinstance(observer, Observer)]:
-        raise ConfigError(f"observers must be a list of objects of the kind fedsweep.Observer, but one is {odd[0]!r}")
+    _check_observers(observers)
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
-    phases = Phases(first="plan")
-    plan = plan_run(loaded, phases=phases)
-    with worked_on(default_folder(plan.config) if out is None else out, going_on=False) as place:
+    launch = Launch()
+    plan = plan_run(loaded, phases=launch.phases)
+    with worked_on(default_folder(plan.config) if out is None else out, going_on=overwrite) as place:
         folder: Path = place.absolute()
         watching = [*make_observers(plan.config, folder), *observers]
-        summary = run_plan(plan, folder, observers=watching, launch=Launch(phases=phases))
+        summary = run_plan(plan, folder, observers=watching, overwrite=overwrite, launch=launch)
     return Result(folder=folder, config=plan.config, summary=summary)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    allow_changed_code: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Go on with a run from its last checkpoint, to the bits of an unbroken run; one that has finished stays as it is.
+
+    Args:
+        folder: The run's folder, or its address.
+        rounds: Rounds in all; more than were planned also give a run that has finished more of them.
+        allow_changed_code: Go on although modules of one's own, or fedsweep's, are others than at its beginning.
+        observers: As for :func:`run`.
+
+    Raises:
+        InputError: The folder holds no run, or its data or code is not there or not the same; nothing was written.
+        RunError: The run failed on its way.
+        KeyboardInterrupt: As of :func:`run`.
+    """
+    _check_observers(observers)
+    with worked_on(folder, going_on=True) as place:
+        here: Path = place.absolute()
+        if rounds is not None:
+            grow(here, rounds=rounds, allow_changed_code=allow_changed_code)
+        config, is_finished = resumable(here)
+        if not is_finished:
+            launch = Launch(allow_changed_code=allow_changed_code)
+            plan = plan_run(config, phases=launch.phases)
+            watching = [*make_observers(plan.config, here), *observers]
+            run_plan(plan, here, observers=watching, resume=True, launch=launch)
+        (result,) = Results([here])
+    return result
+
+
+def _check_observers(observers: Sequence[Observer]) -> None:
+    if odd := [observer for observer in observers if not isinstance(observer, Observer)]:
+        raise ConfigError(f"observers must be a list of objects of the kind fedsweep.Observer, but one is {odd[0]!r}")
 
 
 def sweep(
@@ -185,10 +240,8 @@ def compare(
         InputError: A folder does not exist or holds no run, a file is damaged, there is no such key or figure, or runs
             are to be written in a form that is for settings.
     """
-    from rich.console import Console
-
     page = io.StringIO()
-    console = Console(file=page, width=_WIDEST, color_system=None, highlight=False)
+    console = plain_console(width=_WIDEST, file=page)
     with read_from(folders) as places:
         print_comparison(compared_runs(places, only=only), console, by=by, form=form, style=style)
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())

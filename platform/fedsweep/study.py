@@ -181,6 +181,9 @@ class Results(Sequence[Result]):
     def __len__(self) -> int:
         return len(self._runs)
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} runs in {', '.join(map(str, self._folders))}>"
+
     @overload
     def __getitem__(self, place: int) -> Result: ...
 

@@ -90,7 +90,7 @@ def run(
 
     loaded = load_config(config, overrides or [])
     with worked_on(out or default_folder(loaded), going_on=overwrite, dry=dry_run) as folder:
-        folder = folder.expanduser().absolute()
+        folder = folder.absolute()
         if dry_run:
             _try_dry(loaded, folder, overwrite=overwrite)
         else:
@@ -156,7 +156,7 @@ def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **set
     from fedsweep.driver.run import resumable
     from fedsweep.finished.growth import grow
 
-    folder = folder.expanduser().absolute()
+    folder = folder.absolute()
     if rounds is not None:
         grow(folder, rounds=rounds, allow_changed_code=allow_changed_code)
     config, is_finished = resumable(folder)

@@ -29,6 +29,7 @@ from fedsweep.reproduce.definition.sections import FULL, SCALES, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.latex import as_latex, as_tabular
 from fedsweep.reproduce.measured.grid import Grid
+from fedsweep.results.console import plain_console
 from fedsweep.results.texts import clean
 from fedsweep.results.typeset import markdown_table, markdown_text
 
@@ -69,10 +70,8 @@ def print_grid(grid: Grid, console: Console) -> None:
 
 def as_text(grid: Grid) -> str:
     """Return the table as plain text, at most 120 characters wide."""
-    from rich.console import Console
-
     sink = io.StringIO()
-    print_grid(grid, Console(file=sink, width=WIDTH, force_terminal=False, color_system=None, highlight=False))
+    print_grid(grid, plain_console(width=WIDTH, file=sink))
     return "".join(f"{line.rstrip()}\n" for line in sink.getvalue().splitlines())
 
 

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
 import uuid
@@ -165,7 +166,7 @@ class Remote:
 def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[Any]:
     """Give the folder of a place to work in; what is written there is copied while the block goes on, and at its end.
 
-    A path is given as it is, unless its folder was worked on for an address before.
+    A path is given as it is, with ``~`` for the user's folder, unless it was worked on for an address before.
 
     Args:
         place: A path or an address; None is handed back.
@@ -184,12 +185,13 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     if place is None:
         yield None
         return
-    address = place if isinstance(place, str) and is_address(place) else _address_of(Path(place))
+    path = None if isinstance(place, str) and is_address(place) else Path(place).expanduser()
+    address = str(place) if path is None else _address_of(path)
     if address is None:
-        yield Path(place)
+        yield path
         return
     remote = Remote.at(address)
-    folder = remote.here if is_address(place) else Path(place)
+    folder = path or remote.here
     if dry:
         remote.read(MARK)
         yield folder
@@ -200,7 +202,7 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
 
 @contextlib.contextmanager
 def read_from(places: Iterable[str | Path]) -> Iterator[list[str | Path]]:
-    """Give each place as a path: an address is brought here for as long as the block goes on.
+    """Give each place as a path, with ``~`` for the user's folder; an address is brought here while the block goes on.
 
     Raises:
         OutputError: There is nothing at an address.
@@ -210,7 +212,7 @@ def read_from(places: Iterable[str | Path]) -> Iterator[list[str | Path]]:
         paths: list[str | Path] = []
         for place in places:
             if not isinstance(place, str) or not is_address(place):
-                paths.append(place)
+                paths.append(place.expanduser() if isinstance(place, Path) else os.path.expanduser(place))
                 continue
             remote = Remote.at(place)
             top = stack.enter_context(scratch_folder())

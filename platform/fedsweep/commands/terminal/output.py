@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsweep.errors import OutputError
+from fedsweep.results.console import plain_console
 
 # Lines that a program reads or a file keeps are not cut at a terminal's width.
 _PIPE_WIDTH = 200
@@ -32,7 +33,7 @@ def make_console() -> Console:
     if not is_plain():
         return Console()
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(force_terminal=False, color_system=None, width=width, highlight=False)
+    return plain_console(width=width)
 
 
 def make_table(*columns: str, left: int = 1) -> Table:
