@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,9 @@ def _no_waiting_for_the_disk() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The shared cluster is there for those who ask for it, and for nobody else."""
+    """The shared cluster is there for those who ask for it alone; first weights do not depend on the tests before."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
     if _asks(item):
         _SHARED.start()
     else:
