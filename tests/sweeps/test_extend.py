@@ -132,6 +132,7 @@ def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: P
     assert finished_in([done, done / "0001-seed=0"], prepared) == ({}, {})
     space = {"training.optimizer.lr": {"uniform": [0.1, 0.2]}}
     pbt = prepare(load_config(tiny(space, scheduler="pbt", samples=2)), SweepFolder(tmp_path / "pbt"), resume=False)
+    assert any("settings are named by the values that trials began with" in note for note in pbt.notes)
     with pytest.raises(ConfigError, match="trials known beforehand, but"):
         finished_in([done], pbt)
     (tmp_path / "empty").mkdir()
