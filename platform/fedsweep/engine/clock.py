@@ -16,7 +16,7 @@ from fedsweep.engine.ledger import Ledger
 from fedsweep.engine.round_codecs import ServerMessages
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.records import RoundContext, SyncPoint
+from fedsweep.records import LocalJob, RoundContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL, Direction
 from fedsweep.world.devices import ClientTime, DeviceProfile, client_time, jittered
 
@@ -196,6 +196,65 @@ def durations(context: RoundContext, prices: Prices, *, in_full: bool = True) ->
     return {k: time.total_s if in_full else time.compute_s for k, time in times.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """A job that was begun: when, with how many steps, and by which messages the model came (None: by none)."""
+
+    at: float
+    steps: int
+    down: Missed | None
+
+
+class _ClientTimes:
+    """When clients are through with what they do in a round.
+
+    Attributes:
+        ready: When a client is through with work of earlier rounds, in virtual seconds.
+        at_work: Jobs that were begun and not ended, by client.
+    """
+
+    def __init__(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> None:
+        self._context, self._prices = context, prices
+        self.ready = dict(context.ready)
+        self.at_work: dict[int, _Begun] = {}
+        downloads = {} if prices.server_messages is None else prices.server_messages.downloads(points)
+        self._downloads = {client: iter(missed) for client, missed in downloads.items()}
+        self._jobs_left = Counter(job.client for point in points for job in point.start)
+        self._steps_taken: Counter[int] = Counter()
+        self._masked: set[int] = set()  # a round's masks travel once
+
+    def begin(self, job: LocalJob, now: float) -> None:
+        """Begin a job as soon as the device is through with the one before."""
+        at = max(now, job.not_before, self.ready.pop(job.client, 0.0))
+        down = None if job.resume else next(self._downloads[job.client]) if self._downloads else ()
+        self.at_work[job.client] = _Begun(at=at, steps=job.steps, down=down)
+
+    def end(self, client: int, opened: float, *, up: bool) -> float:
+        """Return when a client is through with its job, and with the upload if there is one.
+
+        Whoever has no job only sends what it did in earlier rounds, once the sync point is ``opened``.
+        """
+        job = self.at_work.pop(client, None)
+        if job is None:
+            leg, begun = Leg(client=client, steps=0, down=None, up=up), max(opened, self.ready.get(client, 0.0))
+        else:
+            self._jobs_left[client] -= 1
+            is_last = not self._jobs_left[client]
+            leg = Leg(
+                client=client,
+                steps=job.steps,
+                after=self._steps_taken[client],
+                down=job.down,
+                masked=job.down is not None and client not in self._masked,
+                up=up,
+                probes=self._prices.probed(client, self._context.work[client].num_samples, last=is_last),
+            )
+            begun = job.at
+            self._steps_taken[client] += job.steps
+            self._masked.update([client] if leg.masked else [])
+        return begun + leg_time(leg, self._context, self._prices).total_s
+
+
 def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:
     """Return the clock at the round's end: every sync point waits for its attendees.
 
@@ -206,40 +265,16 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
         Virtual seconds, and for each client whose work goes on when it will be done; where work is sent at once, when
         the server will have it.
     """
-    now, ready = context.clock, dict(context.ready)
-    started: dict[int, tuple[float, int, Missed | None]] = {}
-    downloads = {} if prices.server_messages is None else prices.server_messages.downloads(points)
-    due = {client: iter(missed) for client, missed in downloads.items()}
-    taken = dict.fromkeys(context.cohort, 0)
-    jobs = Counter(job.client for point in points for job in point.start)
-    masked: set[int] = set()  # a round's masks travel once
-
-    def end(client: int, *, up: bool) -> float:
-        """Return when a client is through with its job, and with the upload if there is one."""
-        probes = 0.0
-        if client in started:
-            jobs[client] -= 1
-            probes = prices.probed(client, context.work[client].num_samples, last=not jobs[client])
-        # Whoever has no job only sends what it did in earlier rounds.
-        begun, steps, down = started.pop(client, (max(opened, ready.get(client, 0.0)), 0, None))
-        before, first = taken.get(client, 0), down is not None and client not in masked
-        masked.update([client] if first else [])
-        taken[client] = before + steps
-        leg = Leg(client=client, steps=steps, after=before, down=down, masked=first, up=up, probes=probes)
-        return begun + leg_time(leg, context, prices).total_s
-
-    opened = now
+    clients, now = _ClientTimes(points, context, prices), context.clock
     for point in points:
         for job in point.start:
-            # A device takes up a job when it is through with the one before.
-            begun = max(now, job.not_before, ready.pop(job.client, 0.0))
-            down = None if job.resume else next(due[job.client]) if due else ()
-            started[job.client] = (begun, job.steps, down)
+            clients.begin(job, now)
         opened = now
         for client in point.attend:
-            now = max(now, end(client, up=client in started or not prices.sends_at_once))
-            ready.pop(client, None)
-    going_on = {client: end(client, up=prices.sends_at_once) for client in list(started)}
+            up = client in clients.at_work or not prices.sends_at_once
+            now = max(now, clients.end(client, opened, up=up))
+            clients.ready.pop(client, None)
+    going_on = {client: clients.end(client, now, up=prices.sends_at_once) for client in list(clients.at_work)}
     if not any(point.attend for point in points):
-        now = max(now, *going_on.values()) if going_on else now
-    return now, dict(sorted((ready | going_on).items()))
+        now = max([now, *going_on.values()])
+    return now, dict(sorted((clients.ready | going_on).items()))
