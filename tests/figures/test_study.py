@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.figure import Figure
 from tiny import with_totals
 
 from fedsweep.errors import InputError
 from fedsweep.figures import study as pictures
 from fedsweep.figures.study import plot_runs
-from fedsweep.figures.style import legend_below, line_handle, look_of, panels, setting_looks
+from fedsweep.figures.style import legend_below, line_handle, look_of, panels, paper_style, setting_looks
 from fedsweep.reports.compare import compared_runs
 from fedsweep.results.curves import figure_titles
 from fedsweep.results.settings import ReportRun
@@ -146,3 +146,12 @@ def test_where_nothing_is_classified_the_tasks_first_figure_is_drawn(tmp_path: P
     plot_runs(compared_runs([tmp_path]), "a.png")
     (axes,) = figures[0].axes
     assert axes.get_ylabel() == "perplexity" and [list(line.get_ydata()) for line in axes.lines] == [[16.5]]
+
+
+@pytest.mark.parametrize(("installed", "families"), [([], []), (["SimHei", "Noto Sans CJK SC"], ["Noto Sans CJK SC"])])
+def test_names_in_chinese_have_a_font_that_is_installed(
+    installed: list[str], families: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("matplotlib.font_manager.get_font_names", lambda: ["DejaVu Sans", *installed])
+    with paper_style():
+        assert rcParams["font.family"] == ["sans-serif", *families]

@@ -63,6 +63,18 @@ _STYLE: dict[Any, Any] = {
     # Or the names inside an SVG differ each time.
     "svg.hashsalt": "fedsweep",
 }
+# Fonts with Chinese, Japanese or Korean characters, which matplotlib's own lacks; the first that is installed is used.
+_EAST_ASIAN = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Droid Sans Fallback",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "SimHei",
+)
 _NAMES: Mapping[str, str] = {
     "round": "round",
     "total_bytes": "bytes sent, both ways",
@@ -198,9 +210,12 @@ def axis_name(quantity: str, *, is_percent: bool = False) -> str:
 def paper_style() -> Iterator[None]:
     """Small type and thin lines for what is drawn inside; matplotlib's settings are as before afterwards."""
     import matplotlib
+    from matplotlib.font_manager import get_font_names
 
+    installed = {*get_font_names()}
+    beside = next(([name] for name in _EAST_ASIAN if name in installed), [])
     with matplotlib.rc_context():
-        matplotlib.rcParams.update(_STYLE)
+        matplotlib.rcParams.update(_STYLE | {"font.family": ["sans-serif", *beside]})
         yield
 
 
