@@ -101,3 +101,13 @@ def test_masks_that_clients_send_are_no_values_in_the_forecast_ratio() -> None:
 def test_a_forecast_is_exact_where_training_has_no_say_in_the_plans(method: str, told: bool) -> None:
     config = load_config({}, [f"method={{name: {method}}}", "training.rounds=2", "training.local_steps=2"])
     assert forecast(build_experiment(config)).exact is told
+
+
+@pytest.mark.parametrize(
+    ("method", "codec", "told"), [("scaffold", "int8", True), ("ifca", "int8", False), ("ifca", "none", True)]
+)
+def test_a_forecast_is_an_estimate_where_training_says_what_a_codec_sends(method: str, codec: str, told: bool) -> None:
+    sections = {"communication": {"down": {"name": codec}}}
+    (expected, _), (counted, _) = costs({"name": method}, **sections)
+    config = load_config(sections, [f"method.name={method}", "training.rounds=2"])
+    assert (expected == counted, forecast(build_experiment(config)).exact) == (told, told)

@@ -10,6 +10,7 @@ from itertools import chain, islice
 from fedsweep.client.lanes.grouping import one_by_one_note, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.client.optimizer import state_slots
+from fedsweep.components.base import Published
 from fedsweep.engine.ahead.card_traffic import Beside, CardTraffic, sized
 from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import probed_samples
@@ -52,7 +53,8 @@ class Forecast:
         num_params: Trained scalars of the model.
         memory_mb: What a client actor holds beside the program itself: models, gradients, optimiser state, its
             clients' samples.
-        exact: Every round was planned, and the training has no say in the plans; otherwise figures are estimates.
+        exact: Every round was planned, and the training has no say in the plans, nor in what codecs send; otherwise
+            figures are estimates.
         remarks: What will do nothing, in sentences.
     """
 
@@ -146,9 +148,21 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         sim_time_s=None if clock is None else clock * scale,
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
-        exact=planned == rounds and not plans_are_learned(experiment),
+        exact=planned == rounds and not (plans_are_learned(experiment) or _sends_what_it_began_with(experiment, costs)),
         remarks=(*notes_before(experiment, plans), *_uncounted(costs)),
     )
+
+
+def _sends_what_it_began_with(experiment: Experiment, costs: CostModel) -> bool:
+    """Tell whether content that begins with other values than zeros goes through a codec.
+
+    Cards say how much travels beside the models, not in which rounds it changes: content that begins with zeros is
+    made anew in each, another cluster's model (IFCA) where somebody chose it.
+    """
+    states, contents = experiment.initial_states, dict[str, Published]()
+    for seam, component in experiment.method.having["publish"] if costs.encodes_down else ():
+        contents |= ask(component, "publish", states[seam], when="for a forecast")
+    return any(content.like and content.value.any() for content in contents.values())
 
 
 def _uncounted(costs: CostModel) -> list[str]:
