@@ -1,4 +1,7 @@
-"""Every method goes with every codec, either way, or is refused with the reason before anything is trained."""
+"""Every method goes with every codec, either way, or is refused with the reason before anything is trained.
+
+Where it goes, a forecast that says it is exact is so.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from each_method import KINDS
 from fedsweep.algorithms.registry import METHODS
 from fedsweep.components.codec import Communication
 from fedsweep.components.compression.registry import CODECS
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.records import RoundRecord
@@ -44,13 +48,17 @@ def check(method: str, way: str, codec: str) -> None:
         return
     state = run_rounds(local_engine(experiment))
     assert state.round == 2 and bool(torch.isfinite(state.vector).all())
+    expected = forecast(experiment)
+    assert not expected.exact or (expected.total_bytes, expected.sim_time_s) == (state.total_bytes, state.clock)
+    if codec == "none":
+        return
     # Models go through it, or, where clients keep theirs, not at all.
     assert "params" not in sent(state.records, up=way == "up")
 
 
 @pytest.mark.parametrize("method", KINDS)
 def test_a_method_trains_with_a_codec_or_is_refused_in_one_line(method: str) -> None:
-    for way, codec in product(("up", "down"), USUAL):
+    for way, codec in (("up", "none"), *product(("up", "down"), USUAL)):
         check(method, way, codec)
 
 
@@ -63,5 +71,4 @@ def test_of_a_model_that_clients_keep_nothing_is_encoded(codec: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_does_with_every_codec(method: str) -> None:
     for way, codec in product(("up", "down"), CODECS):
-        if codec != "none":
-            check(method, way, codec)
+        check(method, way, codec)

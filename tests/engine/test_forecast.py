@@ -97,7 +97,10 @@ def test_masks_that_clients_send_are_no_values_in_the_forecast_ratio() -> None:
     assert expected == pytest.approx(counted, rel=1e-12)
 
 
-@pytest.mark.parametrize(("method", "told"), [("fedavg", True), ("scaffold", True), ("fedad", False), ("afd", False)])
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [("fedavg", True), ("scaffold", True), ("fedad", False), ("afd", False), ("feddst", False), ("prunefl", False)],
+)
 def test_a_forecast_is_exact_where_training_has_no_say_in_the_plans(method: str, told: bool) -> None:
     config = load_config({}, [f"method={{name: {method}}}", "training.rounds=2", "training.local_steps=2"])
     assert forecast(build_experiment(config)).exact is told

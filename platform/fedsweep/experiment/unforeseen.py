@@ -37,7 +37,8 @@ def plans_are_learned(experiment: Experiment) -> bool:
 
 
 def _learns_plans(seam: str, component: ServerComponent) -> bool:
-    return seam in _PLANNING_SEAMS and component.has_own("learn", "observe")
+    hooks = ("learn", "observe", *(["after_aggregate"] if seam == "submodels" else []))
+    return seam in _PLANNING_SEAMS and component.has_own(*hooks)
 
 
 def _asks_history(world: World) -> bool:
