@@ -49,7 +49,9 @@ def check(method: str, way: str, codec: str) -> None:
     state = run_rounds(local_engine(experiment))
     assert state.round == 2 and bool(torch.isfinite(state.vector).all())
     expected = forecast(experiment)
-    assert not expected.exact or (expected.total_bytes, expected.sim_time_s) == (state.total_bytes, state.clock)
+    clients_flops = sum(record.flops - int(record.extra.get("server_flops", 0)) for record in state.records)
+    spent = (state.total_bytes, state.clock, clients_flops)
+    assert not expected.exact or (expected.total_bytes, expected.sim_time_s, expected.flops) == spent
     if codec == "none":
         return
     # Models go through it, or, where clients keep theirs, not at all.
