@@ -197,7 +197,7 @@ def durations(context: RoundContext, prices: Prices, *, in_full: bool = True) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Begun:
+class _BegunJob:
     """A job that was begun: when, with how many steps, and by which messages the model came (None: by none)."""
 
     at: float
@@ -216,7 +216,7 @@ class _ClientTimes:
     def __init__(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> None:
         self._context, self._prices = context, prices
         self.ready = dict(context.ready)
-        self.at_work: dict[int, _Begun] = {}
+        self.at_work: dict[int, _BegunJob] = {}
         downloads = {} if prices.server_messages is None else prices.server_messages.downloads(points)
         self._downloads = {client: iter(missed) for client, missed in downloads.items()}
         self._jobs_left = Counter(job.client for point in points for job in point.start)
@@ -227,7 +227,7 @@ class _ClientTimes:
         """Begin a job as soon as the device is through with the one before."""
         at = max(now, job.not_before, self.ready.pop(job.client, 0.0))
         down = None if job.resume else next(self._downloads[job.client]) if self._downloads else ()
-        self.at_work[job.client] = _Begun(at=at, steps=job.steps, down=down)
+        self.at_work[job.client] = _BegunJob(at=at, steps=job.steps, down=down)
 
     def end(self, client: int, opened: float, *, up: bool) -> float:
         """Return when a client is through with its job, and with the upload if there is one.

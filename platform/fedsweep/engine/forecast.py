@@ -148,16 +148,16 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         sim_time_s=None if clock is None else clock * scale,
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
-        exact=planned == rounds and not (plans_are_learned(experiment) or _sends_what_it_began_with(experiment, costs)),
+        exact=planned == rounds and not (plans_are_learned(experiment) or _content_is_learned(experiment, costs)),
         remarks=(*notes_before(experiment, plans), *_uncounted(costs)),
     )
 
 
-def _sends_what_it_began_with(experiment: Experiment, costs: CostModel) -> bool:
-    """Tell whether content that begins with other values than zeros goes through a codec.
+def _content_is_learned(experiment: Experiment, costs: CostModel) -> bool:
+    """Tell whether training says in which rounds a codec sends what travels beside the models.
 
-    Cards say how much travels beside the models, not in which rounds it changes: content that begins with zeros is
-    made anew in each, another cluster's model (IFCA) where somebody chose it.
+    Cards say how much travels, not when it changes. Content that begins with zeros (SCAFFOLD's) is made anew in each
+    round; another is a model of its own, as a cluster's (IFCA), which changes where somebody chose it.
     """
     states, contents = experiment.initial_states, dict[str, Published]()
     for seam, component in experiment.method.having["publish"] if costs.encodes_down else ():

@@ -9,7 +9,12 @@ from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, World, server_context
 from fedsweep.world.availability import KIND_SPEEDS, capabilities
 
-_PLANNING_SEAMS = ("selection", "submodels", "pacing")
+# Hooks by which the components that a round's plan asks learn from its training.
+_LEARNING_HOOKS = {
+    "selection": ("learn", "observe"),
+    "submodels": ("learn", "observe", "after_aggregate"),
+    "pacing": ("learn", "observe"),
+}
 
 
 def why_unknown(experiment: Experiment) -> str | None:
@@ -37,8 +42,7 @@ def plans_are_learned(experiment: Experiment) -> bool:
 
 
 def _learns_plans(seam: str, component: ServerComponent) -> bool:
-    hooks = ("learn", "observe", *(["after_aggregate"] if seam == "submodels" else []))
-    return seam in _PLANNING_SEAMS and component.has_own(*hooks)
+    return component.has_own(*_LEARNING_HOOKS.get(seam, ()))
 
 
 def _asks_history(world: World) -> bool:

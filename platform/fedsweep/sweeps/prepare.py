@@ -44,7 +44,7 @@ _CHECKED_SETTINGS = 48
 # Draws by which a search's space is checked, and a trial's size estimated.
 _SAMPLE_DRAWS = 4
 
-_MOVED = (
+_PBT_NOTE = (
     "sweep.scheduler=pbt changes values on the way: settings are named by the values that trials began with, and the"
     " config.yaml of a trial has those that it ended with"
 )
@@ -97,7 +97,7 @@ def prepare(
     if trials is None:
         configs, knows_seeds = [e.config for e in samples], config.sweep.search != "optuna"
         sentences += notes([e.trial for e in samples], configs, knows_seeds=knows_seeds, chooser=chooser_of(config))
-        sentences += [*_turned_aims(config, configs[0]), *([_MOVED] if config.sweep.scheduler == "pbt" else [])]
+        sentences += [*_turned_aims(config, configs[0]), *([_PBT_NOTE] if config.sweep.scheduler == "pbt" else [])]
     prepared = PreparedSweep(
         config=config,
         folder=folder,
