@@ -1,4 +1,4 @@
-"""``scenario.json``: a run's presence and drift, for other runs to replay."""
+"""``scenario.json``, a run's presence and drift, for other runs to replay; and what clients afford in it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from fedsweep.catalog import bind_spec
 from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.streams import stream
 from fedsweep.testing import tiny_experiment
 from fedsweep.world.availability import CapabilityAvailability
+from fedsweep.world.budgets import FixedBudget
 from fedsweep.world.drift import CosineRotation
 from fedsweep.world.replay import ScenarioTrace
 
@@ -39,6 +42,17 @@ def run(one: Experiment, folder: Path) -> str:
     opened = session(one, folder)
     opened.open(resume=False)
     return finish(opened)
+
+
+def run_in_halves(one: Experiment, folder: Path) -> None:
+    folder.mkdir()
+    broken = session(one, folder)
+    broken.open(resume=False)
+    for _ in range(3):
+        broken.step()
+    again = session(one, folder)
+    assert again.open(resume=True).records[-1].round == 2
+    finish(again)
 
 
 def test_a_run_writes_the_scenario_that_it_met(tmp_path: Path) -> None:
@@ -78,12 +92,17 @@ def test_a_resumed_run_writes_the_rounds_before_it_as_well(tmp_path: Path) -> No
     one = experiment(drift=DRIFT, availability=AVAILABILITY)
     run(one, tmp_path / "whole")
     folder = tmp_path / "halves"
-    folder.mkdir()
-    broken = session(one, folder)
-    broken.open(resume=False)
-    for _ in range(3):
-        broken.step()
-    again = session(one, folder)
-    assert again.open(resume=True).records[-1].round == 2
-    finish(again)
+    run_in_halves(one, folder)
     assert (folder / "scenario.json").read_bytes() == (tmp_path / "whole" / "scenario.json").read_bytes()
+
+
+def test_a_resumed_run_has_the_budgets_of_the_first_cohort_which_in_passes_of_the_data_are_those_of_its_steps(
+    tmp_path: Path,
+) -> None:
+    budgets = FixedBudget(budget_fraction=0.5).assign(6, stream(0, "budgets"))
+    sizes = [4, 8, 12, 16, 20, 24]
+    one = tiny_experiment(fedavg(), cohort_size=1, rounds=6, sizes=sizes, budgets=budgets)
+    run(one, tmp_path / "whole")
+    run_in_halves(one, tmp_path / "halves")
+    whole, halves = (RunFolder(tmp_path / name).read_clients().to_pydict() for name in ("whole", "halves"))
+    assert whole == halves and len(set(whole["budget_values"])) == 2

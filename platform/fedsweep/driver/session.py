@@ -165,7 +165,7 @@ class RunSession:
             start = self._engine.start()
         self._state = start
         self._reported = start.round
-        if not self._experiment.world.is_drawn:
+        if not (self._experiment.world.is_drawn or (start.round and (self._settings.folder / CLIENTS).is_file())):
             self._folder.write_table(CLIENTS, clients_table(self._experiment.world.profiles, self._budget_values()))
         # Last: all before it was done while client actors start.
         self._fleet.ready()
@@ -380,7 +380,7 @@ class RunSession:
             write_pictures(self._settings.folder, component.report(state.components[seam]).pictures)
 
     def _budget_values(self) -> list[float] | None:
-        """Return each client's budget of a round, in values, at the method's frequencies."""
+        """Return each client's budget of a round, in values, at the frequencies of the round that comes."""
         budgets = self._experiment.world.budgets
         if budgets is None:
             return None
