@@ -12,6 +12,7 @@ import yaml
 
 from fedsweep.errors import ConfigError
 from fedsweep.reports.compare import compared_runs
+from fedsweep.reports.setting_table import TableStyle, settings_as
 from fedsweep.results.config_table import config_table, flat_config
 from fedsweep.results.selection import only_those, order_of
 from fedsweep.results.settings import ReportRun, group_settings
@@ -125,6 +126,28 @@ def test_values_that_are_alike_in_few_digits_are_written_out(tmp_path: Path) -> 
         tmp_path, *((name, skewed(alpha, name=name)) for alpha in (0.12345, 0.12346) for name in ("fedavg",))
     )
     assert [w.label for w in study_of(runs).layout.worlds] == ["dirichlet_alpha=0.12345", "dirichlet_alpha=0.12346"]
+
+
+def test_a_world_without_a_section_that_others_have_says_so(tmp_path: Path) -> None:
+    rotation = {"kind": "cosine_rotation", "class_shift": 0.5}
+    worlds = [(alpha, drift) for alpha in (0.1, 1.0) for drift in (None, rotation)]
+    configs = [{"scenario": {**skewed(alpha)["scenario"], "drift": drift}} for alpha, drift in worlds]
+    runs = runs_of(tmp_path, *(("a", config) for config in configs))
+    assert [world.label for world in study_of(runs).layout.worlds] == [
+        "drift=null, dirichlet_alpha=0.1",
+        "drift=cosine_rotation, dirichlet_alpha=0.1",
+        "drift=null, dirichlet_alpha=1",
+        "drift=cosine_rotation, dirichlet_alpha=1",
+    ]
+    assert len(only_those(runs, ["drift=null"])) == 2
+
+
+def test_worlds_that_no_value_tells_apart_are_numbered(tmp_path: Path) -> None:
+    other = {"scenario": {**skewed(0.1)["scenario"], "unknown_here": 1}}
+    runs = runs_of(tmp_path, ("a", skewed(0.1)), ("b", other), ("c", skewed(1.0)))
+    labels = [world.label for world in study_of(runs).layout.worlds]
+    assert labels == ["dirichlet_alpha=0.1 (1)", "dirichlet_alpha=0.1 (2)", "dirichlet_alpha=1"]
+    assert "0.1" in settings_as(runs, "md", TableStyle(figures=["best", "bytes"]))
 
 
 def test_a_text_that_nests_without_end_is_a_value_like_others(tmp_path: Path) -> None:

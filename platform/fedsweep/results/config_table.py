@@ -54,6 +54,22 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
     return flat
 
 
+def aligned(flats: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the configurations so that a section that some have not is null by the kind, or first key, of the others'.
+
+    ``drift: null`` beside ``drift: {kind: rotation}`` becomes ``drift.kind: null``: no key of both told them apart.
+    """
+    keys = dict.fromkeys(key for flat in flats for key in flat)
+    firsts: dict[str, str] = {}
+    for key in keys:
+        section = key
+        while section := section.rpartition(".")[0]:
+            if section in keys:
+                kinds = (kind for kind in (f"{section}.kind", f"{section}.name") if kind in keys)
+                firsts.setdefault(section, next(kinds, key))
+    return [{firsts.get(key, key) if value == "null" else key: value for key, value in flat.items()} for flat in flats]
+
+
 def setting_key(flat: Mapping[str, str]) -> str:
     """Return one text for configurations that differ in their seed alone, or in what changes no result."""
     setting = {key: value for key, value in flat.items() if not is_aside(key)}

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from fedsweep.catalog import merged_title
 from fedsweep.errors import InputError
-from fedsweep.results.config_table import flat_config, setting_key
+from fedsweep.results.config_table import aligned, flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, mean_curve
 from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
 from fedsweep.results.texts import clean, numbered, some_of, without_shared_start
@@ -182,7 +182,7 @@ def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
     labels = run_labels([view for view, _ in good])
     runs = [
         ReportRun(view=view, label=clean(label), flat=flat, curve=curve_of(view))
-        for (view, flat), label in zip(good, labels, strict=True)
+        for (view, _), flat, label in zip(good, aligned([flat for _, flat in good]), labels, strict=True)
     ]
     return runs, bad
 
