@@ -217,12 +217,12 @@ def test_a_narrow_terminal_loses_the_last_columns_first(tmp_path: Path) -> None:
 
 
 def test_settings_are_means_over_their_seeds(tmp_path: Path) -> None:
-    for seed, accuracy in enumerate((0.5, 0.7)):
-        write_run(tmp_path / str(seed), {"test_accuracy": accuracy}, name="two", seed=seed)
+    for seed, accuracy in enumerate((0.5, 0.7, 0.6)):
+        write_run(tmp_path / str(seed), {"test_accuracy": accuracy}, name="three", seed=seed)
     write_run(tmp_path / "lost", name="lost", status="failed")
     header, first, second = table(compared_runs([tmp_path]), by_setting=True)
     assert header.split()[:5] == ["setting", "method", "acc", "sd", "95%"]
-    assert first.split() == "two FedAvg 60.00% 14.14% 50.00% to 70.00% 60.00% 1.5 kB 0.000 - - 1.5s - 2 -".split()
+    assert first.split() == "three FedAvg 60.00% 10.00% 35.16% to 84.84% 60.00% 1.5 kB 0.000 - - 1.5s - 3 -".split()
     assert second.split() == "lost FedAvg - - - - - - - - - - 0 1".split()
 
 

@@ -222,23 +222,23 @@ def test_labels_have_no_tags_entities_or_templates_that_plotly_would_read(tmp_pa
 
 
 def test_seeds_are_one_setting_with_mean_and_deviation(tmp_path: Path) -> None:
-    for seed, last in enumerate((0.5, 0.7)):
+    for seed, last in enumerate((0.5, 0.7, 0.6)):
         write_run(tmp_path / "runs" / f"a{seed}", (0.1, last), name="a", seed=seed)
-    write_run(tmp_path / "runs" / "a2", (0.1,), name="a", seed=2, status="failed", reason="client 1 diverged")
+    write_run(tmp_path / "runs" / "a3", (0.1,), name="a", seed=3, status="failed", reason="client 1 diverged")
     write_run(tmp_path / "runs" / "b", (0.2, 0.4), name="b", lr=0.2)
     page = report(tmp_path)
-    assert "4 runs of 2 settings" in page.text and "client 1 diverged" in page.text
-    assert "60.00 %" in page.text and "14.14" in page.text  # the sample deviation of 50 and 70 is 14.14
+    assert "5 runs of 2 settings" in page.text and "client 1 diverged" in page.text
+    assert "60.00 %" in page.text and "10.00" in page.text  # the sample deviation of 50, 70 and 60
     curves = page.drawn("curves")
-    mean = curves["a, mean of 2 seeds"]
-    # The sample deviation of 0.5 and 0.7 is 0.14142.
-    assert mean["y"] == [0.1, 0.6] and mean["customdata"] == [[0.1, 0.1], [0.45858, 0.74142]]
-    assert curves["a, mean - sd"]["y"] == [0.1, 0.45858] and curves["a, mean + sd"]["y"] == [0.1, 0.74142]
+    mean = curves["a, mean of 3 seeds"]
+    assert mean["y"] == [0.1, 0.6] and mean["customdata"] == [[0.1, 0.1], [0.5, 0.7]]
+    assert curves["a, mean - sd"]["y"] == [0.1, 0.5] and curves["a, mean + sd"]["y"] == [0.1, 0.7]
     assert [curves[f"a, seed {seed}"]["y"][-1] for seed in (0, 1)] == [0.5, 0.7]
-    assert curves["b"]["meta"]["kind"] == "both" and "a, seed 2 (failed)" in curves
+    assert curves["b"]["meta"]["kind"] == "both" and "a, seed 3 (failed)" in curves
     point = page.drawn("front")["a"]
-    assert point["y"] == [0.6] and point["error_y"]["array"][0] == pytest.approx(0.1)
-    assert "50.00 to 70.00" in page.text
+    # Student's t: 4.3027 deviations over the root of three.
+    assert point["y"] == [0.6] and point["error_y"]["array"][0] == pytest.approx(0.24841, abs=1e-5)
+    assert "35.16 to 84.84" in page.text
 
 
 def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
@@ -546,11 +546,11 @@ def test_a_browser_loads_the_script_that_stands_beside(tmp_path: Path) -> None:
 
 
 def test_a_means_interval_is_that_of_the_round_at_which_it_ends(tmp_path: Path) -> None:
-    """Seeds of two and three rounds: the mean ends at the second, where they have 0.6 and 0.7, not at 0.9 and 0.7."""
-    for seed, accuracies in enumerate(((0.5, 0.6, 0.9), (0.5, 0.7))):
+    """Seeds of two and three rounds: the mean ends at the second, where they have 0.6, 0.7 and 0.65, not at 0.9."""
+    for seed, accuracies in enumerate(((0.5, 0.6, 0.9), (0.5, 0.7), (0.5, 0.65))):
         write_run(tmp_path / "runs" / f"a{seed}", accuracies, name="a", seed=seed)
     point = report(tmp_path).drawn("front")["a"]
-    assert point["y"] == [0.65] and "60.00 to 70.00 %, 2 seeds" in point["text"]
+    assert point["y"] == [0.65] and "52.58 to 77.42 %, 3 seeds" in point["text"]
 
 
 def test_ends_that_are_equal_are_on_the_front_together(tmp_path: Path) -> None:
@@ -561,7 +561,7 @@ def test_ends_that_are_equal_are_on_the_front_together(tmp_path: Path) -> None:
 
 
 def test_points_on_the_front_by_what_may_be_chance_are_hollow(tmp_path: Path) -> None:
-    ends = {"cheap": (0.10, 0.12), "sure": (0.40, 0.44), "unsure": (0.41, 0.45), "worse": (0.2, 0.2)}
+    ends = {"cheap": (0.10, 0.12, 0.11), "sure": (0.40, 0.44, 0.42), "unsure": (0.41, 0.45, 0.43), "worse": (0.2,) * 3}
     for place, (name, accuracies) in enumerate(ends.items(), 1):
         for seed, accuracy in enumerate(accuracies):
             sent = {"bytes_up": 500 * place, "bytes_down": 500 * place}

@@ -101,14 +101,19 @@ def test_where_nothing_is_classified_the_tasks_first_figure_takes_the_accuracys_
     assert "Nothing that is learned here has an accuracy." in page and "Nothing was evaluated yet." not in page
 
 
-def test_markdown_has_the_same_with_intervals_where_they_are_asked_for(runs: list[ReportRun]) -> None:
+def test_markdown_has_the_same_with_intervals_where_they_are_asked_for_and_three_seeds_have_them(
+    runs: list[ReportRun], tmp_path: Path
+) -> None:
     lines = settings_as(runs, "md").splitlines()
     assert (
         lines[0]
         == "| Method | Accuracy (%) \N{GREEK SMALL LETTER ALPHA}=0.1 | Accuracy (%) \N{GREEK SMALL LETTER ALPHA}=1 |"
     )
     assert lines[2] == "| fedavg | 30.00 ± 14.14 | **85.00 ± 7.07** |"
-    assert "**85.00 ± 7.07 [80.00, 90.00]**" in settings_as(runs, "md", TableStyle(interval=True))
+    assert settings_as(runs, "md", TableStyle(interval=True)).splitlines() == lines
+    more = {key: (*values, sum(values) / 2) for key, values in ACCURACIES.items()}
+    text = settings_as(write_study(tmp_path / "more", more), "md", TableStyle(interval=True))
+    assert "**85.00 ± 5.00 [72.58, 97.42]**" in text and "Student's t" in text
 
 
 def test_two_keys_are_two_lines_of_headings(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def compare(
     at every local step would have been, sim is the simulated devices' time, wall the measured one of all rounds, and
     s/round the median of all but the first, which loads what the others have.
 
-    By setting, accuracies are means over seeds with their sample standard deviation and the 95% bootstrap interval.
+    By setting, accuracies are means over seeds with their sample standard deviation and the 95% interval.
     Settings that differ in scenario or model are in different worlds and are not compared: they stand apart, in columns
     of their own in a paper's table, and in panels of their own in the picture. --rows and --columns choose others. Keys
     go by their short names, dirichlet_alpha for scenario.partition.dirichlet_alpha.

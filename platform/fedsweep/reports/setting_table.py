@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.results.seed_statistics import Estimate, finite, mean
+from fedsweep.results.seed_statistics import FEWEST_SEEDS, Estimate, finite, mean
 from fedsweep.results.selection import figure_name, is_less_better, leading_figure, order_of
 from fedsweep.results.settings import ReportRun, Setting, remarks
 from fedsweep.results.texts import MISSING, clean, is_accuracy
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "md", "latex", "csv")
 _SPREAD = "mean ± sample standard deviation over seeds"
-_INTERVAL = "[ ]: 95% bootstrap interval of the mean"
+_INTERVAL = "[ ]: 95% interval of the mean (Student's t)"
 # What keys of a configuration are called in a paper, by their last part.
 KEY_LABELS: Mapping[str, str] = {
     "dirichlet_alpha": "\N{GREEK SMALL LETTER ALPHA}",
@@ -257,7 +257,8 @@ def row_order(study: Study, style: TableStyle, *, within: World | None = None) -
 def _notes(study: Study, *, interval: bool, has_bold: bool) -> list[str]:
     seeds = sorted({len(setting.counted) for setting in study.settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    spread = f"{_SPREAD}{f'; {_INTERVAL}' if interval else ''}; {counts} seed{'' if counts == '1' else 's'} a setting"
+    words = [_SPREAD, *([_INTERVAL] if interval and seeds[-1] >= FEWEST_SEEDS else [])]
+    spread = f"{'; '.join(words)}; {counts} seed{'' if counts == '1' else 's'} a setting"
     bold = ["bold: the best of its column"] if has_bold else []
     return [spread, *bold, *remarks(study.runs, study.settings)]
 

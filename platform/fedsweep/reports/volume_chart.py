@@ -16,7 +16,7 @@ from fedsweep.sweeps.sweep_folder import SUMMARY
 _MOST_PANELS, _MOST_PLACES, _NAMED = 12, 1000, 3
 _HINT = (
     "What the trials' fronts cover of the box that their points span, once the study has sent so much at each seed: the"
-    " line is the mean over seeds, the band its 95 % bootstrap interval. Where it is flat, further trials told nothing."
+    " line is the mean over seeds, the band its 95 % interval. Where it is flat, further trials told nothing."
 )
 
 

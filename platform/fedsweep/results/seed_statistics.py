@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsweep.streams import stream
-
 CONFIDENCE = 0.95
-_RESAMPLES = 4000
-# With fewer pairs neither the interval nor the test means anything.
-FEWEST_PAIRS = 3
+# With fewer seeds, or pairs of them, neither an interval nor a test means anything.
+FEWEST_SEEDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +22,7 @@ class Estimate:
         count: How many seeds have the figure.
         mean: NaN without any.
         sd: Sample standard deviation; NaN below two.
-        low: Lower end of the bootstrap interval of the mean; NaN below two.
+        low: Lower end of the mean's 95 % interval by Student's t; NaN below three.
         high: Its upper end.
     """
 
@@ -45,10 +42,10 @@ class Difference:
         second: Index of the other.
         pairs: Seeds that both have.
         mean: Mean of first minus second.
-        low: Lower end of the paired bootstrap interval.
+        low: Lower end of its 95 % interval by Student's t; NaN with too few pairs.
         high: Its upper end.
         p_value: Two-sided, of the paired t test, corrected for the number of comparisons; NaN with too few pairs.
-        is_real: The corrected p value is at most 0.05 and the interval leaves out zero.
+        is_real: The corrected p value is at most 0.05.
     """
 
     first: int
@@ -96,41 +93,33 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def estimate(values: Iterable[float | None]) -> Estimate:
-    """Estimate mean, standard deviation and bootstrap interval of the values that are neither None nor NaN.
-
-    The same values give the same interval wherever it is asked for.
-    """
+    """Estimate mean, standard deviation and interval of the values that are neither None nor NaN."""
     present = [value for value in values if value is not None and not math.isnan(value)]
     if not present:
         return Estimate(count=0, mean=math.nan, sd=math.nan, low=math.nan, high=math.nan)
     if len(present) == 1:
         return Estimate(count=1, mean=present[0], sd=math.nan, low=math.nan, high=math.nan)
-    low, high = bootstrap(present)
+    low, high = interval(present)
     return Estimate(count=len(present), mean=mean(present), sd=deviation(present), low=low, high=high)
 
 
-def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Compute the percentile interval of the mean of at least two values, whatever their order."""
-    from scipy.stats import bootstrap as resample
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Compute the 95 % interval of a mean by Student's t, whatever the values' order; NaN for fewer than three.
 
-    # Not keyed by the run: a report of a sweep's folder must print the sweep's own interval.
-    generator = stream(0, "bootstrap").numpy()
-    interval = resample(
-        (np.sort(np.asarray(values, dtype=np.float64)),),  # what is drawn are places among them
-        np.mean,
-        n_resamples=_RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=generator,
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+    Of normal values a percentile bootstrap's interval holds the mean in 76 and 82 % of cases only, with three and five.
+    """
+    if len(values) < FEWEST_SEEDS:
+        return math.nan, math.nan
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * deviation(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
 
 
 def differences(by_seed: Sequence[Mapping[Any, float]]) -> list[Difference]:
     """Compare every setting with every other one, over the seeds that both have.
 
-    Reading: the bootstrap interval alone is too narrow with the few seeds that experiments have, so the paired t test
-    must agree, with Holm's correction for the number of comparisons.
+    By the paired t test, with Holm's correction for the number of comparisons.
 
     Args:
         by_seed: Per setting, seed -> figure; NaN counts as missing.
@@ -145,10 +134,8 @@ def differences(by_seed: Sequence[Mapping[Any, float]]) -> list[Difference]:
 
 
 def _difference(first: int, second: int, gaps: Sequence[float]) -> Difference:
-    low = high = p_value = math.nan
-    if len(gaps) >= FEWEST_PAIRS:
-        low, high = bootstrap(gaps)
-        p_value = _paired_p(np.asarray(gaps))
+    low, high = interval(gaps)
+    p_value = _paired_p(np.asarray(gaps)) if len(gaps) >= FEWEST_SEEDS else math.nan
     centre = mean(gaps) if gaps else math.nan
     return Difference(
         first=first, second=second, pairs=len(gaps), mean=centre, low=low, high=high, p_value=p_value, is_real=False
@@ -173,6 +160,5 @@ def _corrected(pairs: Sequence[Difference]) -> list[Difference]:
     for rank, k in enumerate(order):
         d = pairs[k]
         highest = max(highest, min(1.0, d.p_value * (len(order) - rank)))
-        is_real = bool(highest <= 1 - CONFIDENCE and (d.low > 0 or d.high < 0))
-        corrected[k] = replace(d, p_value=highest, is_real=is_real)
+        corrected[k] = replace(d, p_value=highest, is_real=highest <= 1 - CONFIDENCE)
     return corrected

@@ -2,7 +2,7 @@
 
 A claim is a list of pairs, of which the first is to lie above the second: neighbours of an order, a row and each other
 one (raised by what it may lie below them; the cost that it must not reach and its own), two columns in each row. It is
-shown where that is so in each pair's paired comparison (paired t test and bootstrap interval, corrected for the number
+shown where that is so in each pair's paired comparison (paired t test, corrected for the number
 of pairs), contradicted where a pair lies the other way round by the same test, and not shown otherwise. With fewer than
 three shared seeds nothing can be shown.
 """
@@ -18,7 +18,7 @@ from typing import Literal
 
 from fedsweep.reproduce.definition.sections import Claim, Measure
 from fedsweep.reproduce.measured.grid import Grid
-from fedsweep.results.seed_statistics import FEWEST_PAIRS, Difference, differences
+from fedsweep.results.seed_statistics import FEWEST_SEEDS, Difference, differences
 
 Verdict = Literal["shown", "not shown", "contradicted"]
 BySeed = Mapping[int, float]
@@ -73,7 +73,7 @@ def claim_lines(grid: Grid) -> list[str]:
         every = list(group)
         seeds = min(finding.seeds for finding in every)
         over = f"over {seeds} shared seed{'' if seeds == 1 else 's'}"
-        if seeds < FEWEST_PAIRS:
+        if seeds < FEWEST_SEEDS:
             over += ", too few to tell (--seeds)"
         places = "; ".join(
             f"{grid.column_label(f.column) if f.column in grid.columns else f.column}: {f.verdict} ({f.detail})"
@@ -167,7 +167,7 @@ def _judged(
         alone = [name for names in lacking for name in names if name not in (claim.above, claim.below)]
         names = [*dict.fromkeys(alone)]
         detail += f"; not measured: {', '.join(names) if len(names) <= _MOST_NAMED else f'{len(names)} others'}"
-    if seeds < FEWEST_PAIRS:
+    if seeds < FEWEST_SEEDS:
         return "not shown", detail, seeds
     if claim.apart is not None:
         return _judged_apart(claim.apart, compared, complete=not lacking), detail, seeds
@@ -180,7 +180,7 @@ def _judged(
 
 
 def _judged_apart(apart: float, pairs: Sequence[Difference], *, complete: bool) -> Verdict:
-    """Judge by the bootstrap interval of each difference: inside of the bounds, outside of them, or neither."""
+    """Judge by the 95 % interval of each difference: inside of the bounds, outside of them, or neither."""
     if any(pair.low > apart or pair.high < -apart for pair in pairs):
         return "contradicted"
     inside = all(-apart < pair.low and pair.high < apart for pair in pairs)
