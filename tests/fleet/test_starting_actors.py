@@ -66,8 +66,9 @@ def test_one_that_dies_at_once_is_replaced(shared_ray: Any) -> None:
     fleet.close()
 
 
+@pytest.mark.parametrize("when", ["at the start", "in place of one that broke"])
 def test_actors_that_live_but_set_up_no_exchange_in_time_go_through_the_server(
-    shared_ray: Any, monkeypatch: pytest.MonkeyPatch
+    shared_ray: Any, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     warnings: list[str] = []
     fleet = made(shared_ray, tiny_experiment(fedavg()), "slow", warnings)
@@ -75,8 +76,11 @@ def test_actors_that_live_but_set_up_no_exchange_in_time_go_through_the_server(
     def join(*arguments: Any) -> None:
         raise shared_ray.exceptions.GetTimeoutError
 
+    if when != "at the start":
+        fleet.ready()
+        assert fleet.folds
     monkeypatch.setattr(fleet._group, "_share_files", join)
-    fleet.ready()
+    (fleet.ready if when == "at the start" else fleet.repair)()
     (text,) = warnings
     assert text.startswith("client actors did not set up their exchange within 120 s: every sync point goes through")
     assert (fleet.exchange.name, fleet.exchange.notes) == ("server", (text,)) and not fleet.folds

@@ -27,6 +27,7 @@ from fedsweep.records import Payload, State
 _POLL_S = 5.0
 # Longest wait for the actors to be there.
 _START_S = 120.0
+_SLOW = f"client actors did not set up their exchange within {_START_S:.0f} s"
 # An actor's death, by whatever class Ray tells it: that of one which it ended for want of memory is no RayActorError.
 _DIED = (ray_errors.RayActorError, ray_errors.WorkerCrashedError, ray_errors.OutOfMemoryError)
 # So often may actors that start be replaced before the run fails.
@@ -108,7 +109,7 @@ class RayFleet(Fleet):
                 except (*_DIED, ray_errors.GetTimeoutError):
                     dead = self._find_dead()
                 if not dead:
-                    self._group.fall_back(f"client actors did not set up their exchange within {_START_S:.0f} s")
+                    self._group.fall_back(_SLOW)
                     return
             self._warn(f"client actors {dead} died while they started, and are replaced")
             self._grow(dead)
@@ -153,8 +154,10 @@ class RayFleet(Fleet):
         try:
             # Where all are alive, it was the exchange that broke: its members have left it, and get another.
             self._grow(dead) if dead else self._form_group()
-        except (*_DIED, ray_errors.GetTimeoutError):
+        except _DIED:
             self._group.drop()  # one more has died, as the next call to it will tell
+        except ray_errors.GetTimeoutError:
+            self._group.fall_back(_SLOW)
 
     def _find_dead(self) -> list[int]:
         pings = {k: actor.ping.options(concurrency_group="control").remote() for k, actor in self._actors.items()}
