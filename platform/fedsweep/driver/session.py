@@ -380,7 +380,7 @@ class RunSession:
             write_pictures(self._settings.folder, component.report(state.components[seam]).pictures)
 
     def _budget_values(self) -> list[float] | None:
-        """Return each client's budget of a round, in values, at the frequencies of the round that comes."""
+        """Return clients' budgets, in values, at the frequencies of the round that comes; the table keeps round 1's."""
         budgets = self._experiment.world.budgets
         if budgets is None:
             return None
