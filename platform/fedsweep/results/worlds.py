@@ -149,10 +149,14 @@ def lay_out(
     _check_cells(flats, row_of, places, table=table, placed=[*down, *across])
     names, row_of = _apart(settings, names, row_of, places)
     words = _words(flats, hosts, across)
-    labels = numbered([", ".join(some) for some in words])
+    joined = [", ".join(some) for some in words]
     worlds = [
-        World(label=label, words=tuple(some), cells=dict(sorted((row_of[p], p) for p in members)))
-        for label, some, members in zip(labels, words, places, strict=True)
+        World(
+            label=label,
+            words=tuple(some) if label in joined else (label,),
+            cells=dict(sorted((row_of[p], p) for p in members)),
+        )
+        for label, some, members in zip(numbered(joined), words, places, strict=True)
     ]
     return Layout(
         rows=tuple(names), row_of=tuple(row_of), worlds=tuple(worlds), row_keys=tuple(down), column_keys=tuple(across)

@@ -2,9 +2,8 @@
 
 A claim is a list of pairs, of which the first is to lie above the second: neighbours of an order, a row and each other
 one (raised by what it may lie below them; the cost that it must not reach and its own), two columns in each row. It is
-shown where that is so in each pair's paired comparison (paired t test, corrected for the number
-of pairs), contradicted where a pair lies the other way round by the same test, and not shown otherwise. With fewer than
-three shared seeds nothing can be shown.
+shown where that is so in each pair's paired t test, corrected for the number of pairs, contradicted where a pair lies
+the other way round by the same test, and not shown otherwise. With fewer than three shared seeds nothing can be shown.
 """
 
 from __future__ import annotations
