@@ -48,6 +48,7 @@ runtime:
   executor: loop
   lanes: auto
   device: auto
+  tf32: false
   client_actors: auto
   cpus_per_client: 1.0
   gpus_per_client: 0.0

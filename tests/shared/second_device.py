@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsweep.client import shards
 from fedsweep.client.lanes import tile
-from fedsweep.client.lazy_device import start_device
+from fedsweep.client.compute_device import start_device
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.worker import Worker
 from fedsweep.experiment.experiment import Experiment

@@ -76,6 +76,7 @@ class ClientSide:
         optimizer: The clients' optimiser.
         indices: For each client the indices of its training samples.
         device: ``"cpu"``, ``"cuda"`` or ``"lazy"``.
+        tf32: On a GPU convolutions and products of float32 read rounded factors.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
         codec: What clients' messages go through.
         encodes_payloads: What terms send in the params' form goes through it, too.
@@ -92,6 +93,7 @@ class ClientSide:
     optimizer: OptimizerSettings
     indices: Sequence[np.ndarray]
     device: str = "cpu"
+    tf32: bool = False
     track_accuracy: bool = False
     codec: Codec = AsItIs()
     encodes_payloads: bool = False

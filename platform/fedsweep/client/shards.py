@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.client.lazy_device import compute_lazily_asked
+from fedsweep.client.compute_device import compute_lazily_asked
 from fedsweep.records import ClientWork
 from fedsweep.streams import Stream, stream
 from fedsweep.tasks.base import Task

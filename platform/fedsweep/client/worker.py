@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.coding import sent_down
+from fedsweep.client.compute_device import start_device
 from fedsweep.client.exchange import Exchange, InPlace
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.lanes.proof import proved
-from fedsweep.client.lazy_device import start_device
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply, Stepping
 from fedsweep.client.modules import BoundModule
@@ -67,13 +67,7 @@ class Worker:
         models_stay: bool = False,
     ) -> None:
         self._side, self._data, self._layout, self.index, self._tests = side, data, layout, index, tests
-        start_device(side.device)
-        if side.device != "cpu":
-            # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.benchmark = False
-            # TF32 rounds factors to ten bits: results would be far from a CPU's.
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        start_device(side.device, tf32=side.tf32)
         # On a GPU the data set lies there once; a client's samples are gathered there.
         self._images: np.ndarray | Inputs = data.images
         self._strata = data.stratum_of

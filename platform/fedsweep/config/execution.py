@@ -34,6 +34,11 @@ class Runtime(Section):
         " address the shares are only reserved, of what the cluster counts as GPUs. lazy: torch's lazy device, which"
         " computes on the CPU and refuses plain CPU tensors: to try a method without a GPU.",
     )
+    tf32: bool = Field(
+        default=False,
+        description="On a GPU: convolutions and matrix products of float32 read their factors rounded to ten bits, as"
+        " torch's convolutions do unless told otherwise. Faster for large networks; results are farther from a CPU's.",
+    )
     client_actors: Auto | Count = Field(default="auto", description="How many actors the clients are laid on.")
     cpus_per_client: Positive = Field(default=1.0, description="CPUs that each client actor reserves.")
     gpus_per_client: GpuShare = Field(

@@ -168,8 +168,8 @@ class Config(Section):
         """Return the SHA-256 (hexadecimal) of everything that affects results.
 
         Left out: the name, where data and initial values lie, the targets (they are read off the results), accuracies
-        by client and metrics where nobody asks for them, the runtime but for its executor and lanes, tracking,
-        checkpoints, sweep.
+        by client and metrics where nobody asks for them, the runtime but for its executor, lanes and TF32,
+        tracking, checkpoints, sweep.
         """
         tree = self.tree()
         for key in ("name", "tracking", "checkpoint", "sweep"):
@@ -187,6 +187,8 @@ class Config(Section):
         runtime = tree["runtime"]
         # Where clients are stepped one by one, how many would be stepped at once means nothing.
         shown = ("executor",) if runtime["executor"] == "loop" else ("executor", "lanes")
+        if runtime["tf32"]:
+            shown += ("tf32",)
         tree["runtime"] = {key: runtime[key] for key in shown}
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()

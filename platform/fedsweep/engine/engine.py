@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from fedsweep.client.compute_device import start_device
 from fedsweep.client.lanes.grouping import one_by_one_note
 from fedsweep.client.lanes.proof import PROVED_STEPS
 from fedsweep.client.messages import Question, Stepping
@@ -85,6 +86,7 @@ class Engine:
         self.experiment, self.fleet = experiment, fleet
         self._on_repair = on_repair
         self.notes: list[str] = []
+        start_device(experiment.server_device, tf32=experiment.tf32)
         self._model = experiment.new_model().to(experiment.server_device)
         self.costs = CostModel(experiment)
         self.layout = self.costs.layout

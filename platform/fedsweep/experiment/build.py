@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.catalog import Bound, bound, build_method, build_metrics, method_cards, task_metrics
-from fedsweep.client.lazy_device import start_device
+from fedsweep.client.compute_device import start_device
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerGroup, OptimizerSettings
 from fedsweep.components.codec import Communication
@@ -112,6 +112,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         metrics=build_metrics(config),
         device=device,
         server_device=server_device,
+        tf32=config.runtime.tf32,
         config_hash=config.hash() if config_hash is None else config_hash,
         cards=method_cards(config),
     )

@@ -185,6 +185,7 @@ class Experiment:
         metrics: Further figures of each test.
         device: ``"cpu"`` or ``"cuda"`` for the clients.
         server_device: The same for the server.
+        tf32: On a GPU convolutions and products of float32 read rounded factors, the clients' and the server's.
         lanes: How a worker steps clients together; None: one after another.
         config_hash: Names the configuration; checkpoints of another one are refused.
         cards: The cards of the methods, each with the parameters that its method was built with; for forecasts.
@@ -205,6 +206,7 @@ class Experiment:
     metrics: tuple[Metric, ...] = ()
     device: str = "cpu"
     server_device: str = "cpu"
+    tf32: bool = False
     lanes: LaneSettings | None = None
     config_hash: str = ""
     cards: tuple[tuple[Card, Mapping[str, Any]], ...] = ()
@@ -367,6 +369,7 @@ def client_side(experiment: Experiment) -> ClientSide:
         optimizer=experiment.training.optimizer,
         indices=experiment.world.indices,
         device=experiment.device,
+        tf32=experiment.tf32,
         # Availability alone reads it: who is there may depend on how its training went.
         track_accuracy=experiment.world.availability is not None,
         codec=experiment.up_codec,

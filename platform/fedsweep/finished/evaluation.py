@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.catalog import resolve
+from fedsweep.client.compute_device import start_device
 from fedsweep.components import Evaluation, GlobalModel
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
@@ -208,6 +209,7 @@ class Subject:
         }
 
     def _tested(self, experiment: Experiment, evaluation: Evaluation, state: State, voters: Sequence[Tensor]) -> Tested:
+        start_device(experiment.server_device, tf32=experiment.tf32)
         world, model = experiment.world, experiment.new_model().to(experiment.server_device)
         load_vector(model, layout_of(model), self.values)
         evaluator = Evaluator(experiment, world.test_images, world.test_labels, metrics=experiment.metrics)
@@ -346,7 +348,8 @@ def _here(config: Config) -> list[str]:
     on_gpu = runtime.gpus_per_server or (runtime.device == "cuda" and runtime.backend == "local")
     device = "cuda" if on_gpu and torch.cuda.is_available() else "cpu"
     # Where the model's training began is of no concern, and its file may be gone.
-    return [f"runtime={{backend: local, device: {device}}}", "model.init_from=null", "model.init_sha256=null"]
+    runs_on = f"runtime={{backend: local, device: {device}, tf32: {str(runtime.tf32).lower()}}}"
+    return [runs_on, "model.init_from=null", "model.init_sha256=null"]
 
 
 def _given(own: Dataset, images: np.ndarray, labels: np.ndarray) -> Dataset:

@@ -140,7 +140,7 @@ class Estimator:
             *(scenario[key] for key in ("dataset", "image_size", "transform")),
             tree["model"],
             *(training[key] for key in ("batch_size", "optimizer", "clip_norm")),
-            [tree["runtime"][key] for key in ("executor", "lanes", "device")],
+            [tree["runtime"][key] for key in ("executor", "lanes", "device", "tf32")],
         ]
         parts = tree["method"].get("merge", [tree["method"]])
         key = json.dumps([setting, [part["name"] for part in parts]], sort_keys=True)

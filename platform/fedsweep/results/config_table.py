@@ -15,7 +15,7 @@ _ASIDE = (
     *("name", "seed", "runtime", "tracking", "checkpoint", "sweep"),
     *("scenario.root", "scenario.download", "scenario.task.metrics"),
 )
-_BUT = ("runtime.executor",)
+_BUT = ("runtime.executor", "runtime.tf32")
 _MOST_KEYS, _DEEPEST = 5000, 24
 
 

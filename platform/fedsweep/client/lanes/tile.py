@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fedsweep.client.compute_device import compute_lazily_asked
 from fedsweep.client.lanes.draws import LaneDraws, dropout_calls
 from fedsweep.client.lanes.lane import TENSOR, Lane
 from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.recording import Recording
-from fedsweep.client.lazy_device import compute_lazily_asked
 from fedsweep.client.messages import ClientSide
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream

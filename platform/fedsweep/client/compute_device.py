@@ -1,4 +1,7 @@
-"""Torch's lazy device, on which methods are tried without a GPU: it computes on the CPU, and takes no CPU tensors."""
+"""Devices made ready: a GPU, and torch's lazy device, on which methods are tried without one.
+
+The lazy device computes on the CPU and takes no CPU tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,34 @@ import torch
 from torch import Tensor
 
 
-@functools.cache
-def start_device(device: str) -> None:
-    """Make a kind of device known to torch in this process, where it is not by itself; once, torch refuses a second."""
-    if device == "lazy":
-        import torch._lazy.ts_backend
+def start_device(device: str, *, tf32: bool = False) -> None:
+    """Have this process compute on a device as all of a run's processes do; on a CPU there is nothing to do.
 
-        torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
-        # Its programs run once or twice each: what optimising them costs is never had back.
-        torch._C._set_graph_executor_optimize(False)
-        if hasattr(torch.library, "get_kernel"):  # without it, what multiplies a loss by a number may fail
-            _type_numbers()
+    Args:
+        device: ``"cpu"``, ``"cuda"`` or ``"lazy"``.
+        tf32: Convolutions and products of float32 on a GPU read their factors rounded to ten bits.
+    """
+    if device == "cpu":
+        return
+    # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    # Torch's own default is TF32 for convolutions, by which results are far from a CPU's.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+    if device == "lazy":
+        _start_lazy_device()
+
+
+@functools.cache
+def _start_lazy_device() -> None:
+    """Make the lazy device known to torch in this process; once, torch refuses a second."""
+    import torch._lazy.ts_backend
+
+    torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
+    # Its programs run once or twice each: what optimising them costs is never had back.
+    torch._C._set_graph_executor_optimize(False)
+    if hasattr(torch.library, "get_kernel"):  # without it, what multiplies a loss by a number may fail
+        _type_numbers()
 
 
 @functools.cache
