@@ -13,9 +13,9 @@ import torch
 from second_device import DEVICE, HostTouched, Watch, clients_begun, no_collection
 
 from fedsweep.algorithms.registry import METHODS
+from fedsweep.client.compute_device import start_device
 from fedsweep.client.lanes.grouping import lane_refused
 from fedsweep.client.lanes.tile import Tile
-from fedsweep.client.compute_device import start_device
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run, run_plan

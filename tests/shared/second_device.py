@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsweep.client import shards
-from fedsweep.client.lanes import tile
 from fedsweep.client.compute_device import start_device
+from fedsweep.client.lanes import tile
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.worker import Worker
 from fedsweep.experiment.experiment import Experiment

@@ -186,10 +186,8 @@ class Config(Section):
             del tree["evaluation"]["metrics"]
         runtime = tree["runtime"]
         # Where clients are stepped one by one, how many would be stepped at once means nothing.
-        shown = ("executor",) if runtime["executor"] == "loop" else ("executor", "lanes")
-        if runtime["tf32"]:
-            shown += ("tf32",)
-        tree["runtime"] = {key: runtime[key] for key in shown}
+        unless = {"lanes": runtime["executor"] == "loop", "tf32": not runtime["tf32"]}
+        tree["runtime"] = {key: runtime[key] for key in ("executor", "lanes", "tf32") if not unless.get(key)}
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
