@@ -67,5 +67,6 @@ def test_tf32_rounds_factors_to_ten_bits() -> None:
             float((value - right).norm() / right.norm()) for value, right in ((convolved, exact), (multiplied, product))
         )  # type: ignore[return-value]
 
-    assert max(off(tf32=False)) < 5e-6
-    assert all(1e-5 < error < 3e-3 for error in off(tf32=True))
+    # On an H200: 4e-7 and 2e-7, and with TF32 3e-4 and, of sums of squares for the most part, 8e-6.
+    assert max(off(tf32=False)) < 1e-6
+    assert all(5e-6 < error < 3e-3 for error in off(tf32=True))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.client.shards import Shard
+from fedsweep.client.shards import Batches, Shard, steps_ahead
+from fedsweep.records import ClientWork
 from fedsweep.streams import stream
 from fedsweep.world.transforms import FlipCrop, FlipRotateJitterCrop, Normalize, Transform
 
@@ -83,3 +84,30 @@ def test_several_batches_at_once_are_the_batches_one_after_another(transform: Tr
         samples.batches(positions, lambda k: stream(0, "augment", k)), zip(*apart, strict=True), strict=True
     ):
         assert torch.equal(joined, torch.cat(parts))
+
+
+@pytest.mark.parametrize("ahead", [2, 3, 64])
+@pytest.mark.parametrize("transform", [FlipCrop(normalize=NORMALIZE), Noisy(), None], ids=["augmented", "own", "plain"])
+def test_a_steps_batch_is_the_same_one_laid_out_alone_or_ahead(
+    transform: Transform | None, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = stream(0, "shard test").numpy().integers(0, 256, size=(60, 1, 9, 11), dtype=np.uint8)
+    work = ClientWork(steps=9, batch_size=5, whole_batches=False, num_samples=17)  # batches of 5, 5, 5, 2, 5, ...
+
+    def batches() -> Batches:
+        own = shard(images, np.arange(20, 37), num_visits=45, transform=transform)
+        return Batches(own, work, seed=0, round=2, client=3)
+
+    alone = [batches().at(position) for position in range(9)]
+    monkeypatch.setattr("fedsweep.client.shards.steps_ahead", lambda *about: ahead)
+    laid_out = batches()
+    # A client that goes on in a later round with what it has left of its steps begins anywhere.
+    for position in (*range(2, 9), 0):
+        for one, other in zip(laid_out.at(position), alone[position], strict=True):
+            assert torch.equal(one, other)
+    assert [len(targets) for _, targets in alone] == [5, 5, 5, 2, 5, 5, 5, 2, 5]
+
+
+def test_batches_are_laid_out_ahead_on_a_gpu_as_far_as_they_fit() -> None:
+    assert [steps_ahead(size, "cuda") for size in (1, 2**20, 2**24, 2**26)] == [64, 32, 2, 1]
+    assert steps_ahead(2**20, "cuda", within=2**22) == 4 and steps_ahead(1, "cpu") == 1

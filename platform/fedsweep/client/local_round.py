@@ -125,6 +125,7 @@ class LocalRound:
             learning_rate=learning_rate,
         )
         self._job, self._totals = _Job(), RoundTotals(steps=0, samples=0, loss_sum=0.0)
+        self._hits: list[tuple[int, int]] = []
         self._extras: Payload = {}
         self.progress = Progress()
         # Until the round's first job begins: what it goes on with is work of an earlier round.
@@ -192,15 +193,16 @@ class LocalRound:
         """Take the steps that are due, or take note of those ``taken`` in a lane; then let terms and probes finish."""
         first, due, model = self._totals.steps, self._job.due, self.model
         if taken is not None:
-            self.steps.hits += zip(taken.hits, self._batches.sizes(first, due), strict=True)
-            self._count(taken.losses)
+            self._count(taken.losses, taken.hits)
         elif due:
             module = model.bound()
             if not module.training:
                 module.train()
             losses = [self.steps.take(position) for position in range(first, first + due)]
             only_one = len(losses) == 1
-            self._count([float(losses[0])] if only_one else cast("list[float]", torch.stack(losses).tolist()))
+            hits = torch.stack(self.steps.counts).tolist() if self.steps.counts else ()
+            self.steps.counts.clear()
+            self._count([float(losses[0])] if only_one else cast("list[float]", torch.stack(losses).tolist()), hits)
         if self._terms:
             self._finish_terms()
         if probes:
@@ -208,9 +210,10 @@ class LocalRound:
         if not all_finite(model.vector):
             raise self._error(self._totals.steps, "its model has values that are not finite; lower the learning rate")
 
-    def _count(self, losses: Sequence[float]) -> None:
-        """Take note of steps that were taken, by their losses."""
+    def _count(self, losses: Sequence[float], hits: Sequence[int]) -> None:
+        """Take note of steps that were taken, by their losses and, where asked for, what they classified rightly."""
         first, steps, loss_sum = self._totals.steps, len(losses), math.fsum(losses)
+        self._hits += zip(hits, self._batches.sizes(first, steps), strict=False)
         self._job.due, self.steps.reached = 0, first + steps
         self._totals = replace(
             self._totals,
@@ -349,7 +352,7 @@ class LocalRound:
             self.advance()
         totals = replace(self._totals, progress=None if attended else self.progress)
         if self._side.track_accuracy:
-            totals = replace(totals, pass_accuracies=pass_accuracies(self.steps.hits, len(self._shard)))
+            totals = replace(totals, pass_accuracies=pass_accuracies(self._hits, len(self._shard)))
         memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}
         if terms := {term.name: term.kept() for term in self._terms if term.is_stateful}:
             memory["terms"] = terms

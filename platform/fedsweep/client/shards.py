@@ -6,6 +6,7 @@ The order follows from (seed, round, client) alone: neither the sync points of a
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,25 @@ from fedsweep.records import ClientWork
 from fedsweep.streams import Stream, stream
 from fedsweep.tasks.base import Task
 from fedsweep.tasks.kinds import Classification
-from fedsweep.trees import Inputs, any_of, as_tensors, concatenated, each, placed, targets_of
+from fedsweep.trees import Inputs, any_of, as_tensors, concatenated, each, placed, sample_values, taken, targets_of
 from fedsweep.world.transforms import Augmentation, Transform
 
 # Shards of up to this many bytes are transformed once; larger ones batch by batch.
 _CACHE_BYTES = 64 * 2**20
+# A client's batches that are laid out ahead take up to this many bytes, as long as its round is open.
+_AHEAD_BYTES = 32 * 2**20
+_MOST_STEPS_AHEAD = 64
+
+
+def steps_ahead(step_bytes: int, device: str, *, within: int = _AHEAD_BYTES) -> int:
+    """Return of how many steps, at least 1, the batches are laid out at once: on a GPU each operation is a launch.
+
+    Args:
+        step_bytes: What the batches of one step take.
+        device: Where they are.
+        within: What all of them may take, in bytes.
+    """
+    return 1 if device == "cpu" else max(1, min(_MOST_STEPS_AHEAD, within // step_bytes))
 
 
 def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
@@ -102,8 +117,9 @@ class Shard:
         num_visits: int,
     ) -> None:
         self._images, self._indices = images, indices
+        self.sample_bytes = max(1, sample_values(images)) * dtype.itemsize
         self._transform = transform
-        self._device = device
+        self.device = device
         self._dtype = dtype
         self.targets = targets_of(labels[indices]).to(device)
         self._ready: Inputs | None = None
@@ -119,8 +135,8 @@ class Shard:
     def batch(self, positions: np.ndarray, augment: Callable[[], Stream]) -> tuple[Any, Tensor]:
         """Return inputs [B, ...] and targets [B, ...] of a training batch."""
         index = torch.from_numpy(positions)
-        if self._device != "cpu":
-            index = index.to(self._device)
+        if self.device != "cpu":
+            index = index.to(self.device)
         if self._ready is not None:
             ready, targets = self._ready, self.targets.index_select(0, index)
             if isinstance(ready, Tensor):
@@ -131,10 +147,7 @@ class Shard:
         return inputs, self.targets.index_select(0, index)
 
     def batches(self, positions: Sequence[np.ndarray], augment: Callable[[int], Stream]) -> tuple[Any, Tensor]:
-        """Return inputs and targets of several training batches, one after another [sum of B, ...].
-
-        On a GPU each operation is a launch, however few samples it has.
-        """
+        """Return inputs and targets of several training batches, one after another [sum of B, ...]."""
         transform, joined = self._transform, np.concatenate(positions)
         if len(positions) == 1 or not transform.random:
             return self.batch(joined, lambda: augment(0))
@@ -148,8 +161,8 @@ class Shard:
             for number, at in enumerate(positions)
         ]
         images = transform.augmented(raw, tuple(torch.cat(drawn) for drawn in zip(*draws, strict=True)))
-        index = torch.from_numpy(joined).to(self._device)
-        return images.to(device=self._device, dtype=self._dtype), self.targets.index_select(0, index)
+        index = torch.from_numpy(joined).to(self.device)
+        return images.to(device=self.device, dtype=self._dtype), self.targets.index_select(0, index)
 
     def everything(self) -> tuple[Any, Tensor]:
         """Return all inputs [n, ...], without augmentation, and all targets [n, ...]."""
@@ -166,8 +179,8 @@ class Shard:
     def _convert(self, raw: Inputs, generator: torch.Generator | None, *, train: bool) -> Inputs:
         inputs = self._transform(raw, generator=generator, train=train)
         if isinstance(inputs, Tensor) and inputs.is_floating_point():
-            return inputs.to(device=self._device, dtype=self._dtype)
-        return placed(inputs, device=self._device, dtype=self._dtype)
+            return inputs.to(device=self.device, dtype=self._dtype)
+        return placed(inputs, device=self.device, dtype=self._dtype)
 
 
 class Batches:
@@ -185,6 +198,8 @@ class Batches:
         self._shard, self._key = shard, (round, client)
         self._seed = seed
         self._order = batch_order(work, stream(seed, "batches", round, client))
+        self._num_ahead = steps_ahead(shard.sample_bytes * work.batch_size, shard.device)
+        self._ahead: dict[int, tuple[Any, Tensor]] = {}
 
     def sizes(self, first: int, steps: int) -> list[int]:
         """Return samples of each of some steps."""
@@ -195,8 +210,15 @@ class Batches:
         return stream(self._seed, "dropout", *self._key, position).seed(56)
 
     def at(self, position: int) -> tuple[Any, Tensor]:
-        """Return inputs [B, ...] and targets [B, ...] of a step."""
-        return self._shard.batch(self._order[position], lambda: stream(self._seed, "augment", *self._key, position))
+        """Return inputs [B, ...] and targets [B, ...] of a step, of those that follow one another."""
+        if self._num_ahead == 1:
+            return self._shard.batch(self._order[position], lambda: stream(self._seed, "augment", *self._key, position))
+        if position not in self._ahead:
+            inputs, targets = self.joined(position, self._num_ahead)
+            ends = np.cumsum([0, *self.sizes(position, self._num_ahead)]).tolist()
+            parts = [slice(*pair) for pair in itertools.pairwise(ends)]
+            self._ahead = {position + k: (taken(inputs, part), targets[part]) for k, part in enumerate(parts)}
+        return self._ahead.pop(position)
 
     def joined(self, first: int, steps: int) -> tuple[Any, Tensor]:
         """Return inputs and targets of some steps, one after another [sum of B, ...]."""

@@ -33,7 +33,8 @@ class Steps:
     Attributes:
         broadcast: What the server sent beside the model, for the present job.
         reached: The step of this round that was begun last, from 1; 0 before the first.
-        hits: For each step how many samples were classified rightly, and how many there were; where that is asked for.
+        counts: For each step how many samples were classified rightly, where that is asked for; whoever reads them
+            empties the list. Reading one has the host wait for a GPU.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Steps:
         self._is_bare = side.bare_steps and not model.submodel.scales_steps
         self.broadcast: Payload = {}
         self.reached = 0
-        self.hits: list[tuple[int, int]] = []
+        self.counts: list[Tensor] = []
 
     def take(self, position: int) -> Tensor:
         """Take a step, numbered from 0 within the round; returns the loss at its start."""
@@ -69,7 +70,7 @@ class Steps:
         for term in self._terms:
             self._model.replace(term.after_step(step, self._model.slot.gradients))
         if self._side.track_accuracy:
-            self.hits.append((int((step.logits.argmax(1) == targets).sum()), len(targets)))
+            self.counts.append((step.logits.argmax(1) == targets).sum())
         return loss
 
     def _shown(self, position: int, inputs: Tensor, targets: Tensor) -> LocalStep:

@@ -255,7 +255,7 @@ def test_batches_that_are_laid_out_together_are_those_of_each_step(steps: int, m
 
     work = in_lanes(experiment(fedavg(), build=build, optimizer=OPTIMIZERS["momentum"]), width=4)
     one_by_one = run_rounds(local_engine(work))
-    monkeypatch.setattr(Tile, "_fitting_steps", lambda tile: steps)
+    monkeypatch.setattr("fedsweep.client.lanes.tile.steps_ahead", lambda *about, **more: steps)
     engine = local_engine(work)
     assert torch.equal(run_rounds(engine).vector, one_by_one.vector) and engine.notes == []
 
@@ -407,6 +407,8 @@ def test_lanes_fit_into_a_gpus_memory_or_are_halved() -> None:
         run_rounds(engine)
         return engine.notes
 
+    gc.collect()
+    torch.cuda.empty_cache()  # what the tests before have left counts, too
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 4 * 2**30 / total))
     try:

@@ -27,6 +27,7 @@ from fedsweep.client.lanes.lane import TENSOR, Lane
 from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.recording import Recording
 from fedsweep.client.messages import ClientSide
+from fedsweep.client.shards import steps_ahead
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream
 from fedsweep.trees import Inputs, ParamTree, all_of, each, taken
@@ -35,8 +36,8 @@ from fedsweep.trees import Inputs, ParamTree, all_of, each, taken
 _ALIGNED = 16
 # What F.cross_entropy leaves out of its mean.
 _NO_TARGET = -100
-# On a GPU, where each operation is a launch, batches of so many bytes are laid out at once, of so many steps at most.
-_STAGED_BYTES, _STAGED_STEPS = 256 * 2**20, 64
+# Batches of a tile that are laid out at once take up to this many bytes.
+_STAGED_BYTES = 256 * 2**20
 
 
 class _LaneView:
@@ -99,18 +100,12 @@ class Tile:
         # What differs from step to step [K, ...], and the same of the steps that are laid out [T, K, ...].
         self._batch = [*all_of(self._inputs), self._targets, *self._draws.noise]
         self._places = [*self._batch, self._facts["position"], self._active]
-        self._num_staged = self._fitting_steps()
+        step_bytes = sum(place.numel() * place.element_size() for place in self._batch)
+        self._num_staged = steps_ahead(step_bytes, self._device.type, within=_STAGED_BYTES)
         if self._num_staged > 1:
             self._staged = [place.new_zeros(self._num_staged, *place.shape) for place in self._places]
         else:
             self._staged = [place.unsqueeze(0) for place in self._places]
-
-    def _fitting_steps(self) -> int:
-        """Return T: how many steps' batches are laid out at once."""
-        if self._device.type != "cuda":
-            return 1
-        step_bytes = sum(place.numel() * place.element_size() for place in self._batch)
-        return max(1, min(_STAGED_STEPS, _STAGED_BYTES // step_bytes))
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(self._width, *shape, dtype=dtype or self._layout.dtype, device=self._device)
