@@ -22,6 +22,7 @@ from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.testing import local_engine, run_rounds
 from fedsweep.testing.subject import subject_of
+from fedsweep.world.availability import AlwaysAvailable
 
 # What these read, a GPU's host waits for; in the loop alone, and where the method says so.
 READS_IN_ITS_BEGINNING = {
@@ -69,6 +70,15 @@ def test_a_step_mixes_no_devices_and_copies_nothing_to_the_host(name: str) -> No
             with Watch(recorded=False) as watch:
                 loss = local.steps.take(0)
             assert loss.device.type == DEVICE and watch.seen > 10
+
+
+def test_clients_whose_training_accuracy_is_kept_read_nothing_back_in_a_step() -> None:
+    work = world("fedavg")
+    with_tracking = replace(work, world=replace(work.world, availability=AlwaysAvailable()))
+    with clients_begun(with_tracking) as (worker, locals):
+        assert worker._side.track_accuracy
+        with Watch(recorded=False):
+            locals[0].steps.take(0)
 
 
 @pytest.mark.parametrize("optimizer", [OptimizerSettings(momentum=0.9, clip_norm=1.0), OptimizerSettings(name="adam")])
