@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.engine.forecast import forecast, notes_after
+from fedsweep.engine.forecast import forecast, notes_after, notes_before
 from fedsweep.experiment.build import build_experiment
 from fedsweep.testing import local_engine, run_rounds
 
@@ -62,6 +63,15 @@ def test_what_works_and_what_is_meant_so_is_not_remarked() -> None:
     assert said({"name": "fedavg"}, steps=1) == ("", "")
     late, _ = said({"name": "fedad", "base_rate": 0.3, "refresh": [3]}, steps=1)
     assert "the first refresh is in round 3" in late
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_that_a_gpu_steps_clients_one_by_one_is_told(executor: str) -> None:
+    here = build_experiment(load_config({"runtime": {"executor": executor}}, ["training.rounds=1"]))
+    state = local_engine(here).start()
+    for experiment, told in ((here, False), (replace(here, device="cuda"), executor == "loop")):
+        for remarks in (notes_before(experiment, []), notes_after(experiment, state)):
+            assert any("one by one on the GPU; auto steps many at once" in text for text in remarks) is told
 
 
 @pytest.mark.parametrize("codecs", [{}, {"up": {"name": "int8"}, "down": {"name": "topk"}}])

@@ -32,6 +32,10 @@ from fedsweep.trees import sample_values
 
 _NEVER = "no inner synchronisation in any round: clients are averaged once a round, as in FedAvg"
 _ALONE = "one client at most in the group that synchronises inside rounds: averaged alone, it keeps its model"
+_ON_A_GPU = (
+    "runtime.executor: clients are stepped one by one on the GPU; auto steps many at once where that proves itself there,"
+    " small networks several times as fast"
+)
 _PLANNED = 50
 # So many rounds have their rate looked at before the first, and the last one: nobody waits for those of 10^30.
 _MOST_RATES = 100_000
@@ -258,7 +262,7 @@ def notes_before(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str
             notes.append(_NEVER)
         elif all(len(point.attend) <= 1 for point in inner):
             notes.append(_ALONE)
-    return [*_of_method(experiment, notes), *_filled_batches(experiment), *experiment.world.notes]
+    return [*_of_method(experiment, notes), *_of_the_run(experiment)]
 
 
 def notes_after(experiment: Experiment, state: RunState) -> list[str]:
@@ -271,7 +275,7 @@ def notes_after(experiment: Experiment, state: RunState) -> list[str]:
             notes.append(_NEVER)
         elif all(group is not None and len(group) <= 1 for group in groups):
             notes.append(_ALONE)
-    return [*_of_method(experiment, notes), *_filled_batches(experiment), *experiment.world.notes]
+    return [*_of_method(experiment, notes), *_of_the_run(experiment)]
 
 
 def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> list[str]:
@@ -281,6 +285,11 @@ def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> li
         if component.has_own("notes")
         for note in component.notes(server_context(experiment, seam), states.get(seam))
     ]
+
+
+def _of_the_run(experiment: Experiment) -> list[str]:
+    one_by_one = experiment.device == "cuda" and experiment.lanes is None
+    return [*_filled_batches(experiment), *experiment.world.notes, *([_ON_A_GPU] if one_by_one else [])]
 
 
 def _filled_batches(experiment: Experiment) -> list[str]:
