@@ -33,7 +33,7 @@ from fedsweep.trees import sample_values
 _NEVER = "no inner synchronisation in any round: clients are averaged once a round, as in FedAvg"
 _ALONE = "one client at most in the group that synchronises inside rounds: averaged alone, it keeps its model"
 _ON_A_GPU = (
-    "runtime.executor: clients are stepped one by one on the GPU; auto steps many at once where that proves itself there,"
+    "runtime.executor: clients are stepped one by one on the GPU; auto steps many at once where that proves itself,"
     " small networks several times as fast"
 )
 _PLANNED = 50
