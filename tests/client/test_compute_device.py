@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,18 @@ def test_a_gpus_kernels_are_chosen_by_no_timing_and_round_only_where_asked(*, tf
     assert switches()[1:] == (True, not tf32, not tf32)
     start_device("cuda", tf32=tf32)
     assert switches() == (True, False, tf32, tf32)
+
+
+def test_a_program_has_its_precisions_again_after_a_run() -> None:
+    def precisions() -> list[Any]:
+        backends = torch.backends.cudnn, torch.backends.cuda, torch.backends.mkldnn
+        operations = [getattr(backend, name, None) for backend in backends for name in ("conv", "rnn", "matmul")]
+        return [getattr(operation, "fp32_precision", None) for operation in operations]
+
+    before = precisions(), torch.get_float32_matmul_precision()
+    with plain_torch():
+        start_device("cuda", tf32=True)
+    assert (precisions(), torch.get_float32_matmul_precision()) == before
 
 
 def test_a_server_on_a_gpu_of_its_own_computes_as_the_clients_do(monkeypatch: pytest.MonkeyPatch) -> None:
