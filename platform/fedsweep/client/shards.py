@@ -103,6 +103,11 @@ class Shard:
         dtype: The model's floating type.
         num_visits: Samples that batches will hold, repeats counted. Where that is less than the shard, its samples are
             made ready batch by batch: most of them are never looked at.
+
+    Attributes:
+        device: Where batches go.
+        sample_bytes: What a sample takes there, as far as it has the form that it comes in.
+        targets: The targets of all [n, ...], on the device.
     """
 
     def __init__(
