@@ -115,7 +115,8 @@ class LaneDraws:
         """Draw the noise of one client's batch of a known size into places for a full one [B, ...], at least one."""
         seed_draws(seed, places[0].device.type)
         for place, call, ones in zip(places, self._calls, self._parts[size], strict=True):
-            place[: len(ones)].copy_(call.function(ones, call.p, True))
+            part = place if len(ones) == len(place) else place[: len(ones)]
+            part.copy_(call.function(ones, call.p, True))
 
     @contextlib.contextmanager
     def replaying(self, noise: Sequence[Tensor]) -> Iterator[None]:

@@ -224,12 +224,13 @@ class Tile:
     def _draw(self, k: int, tick: int, inputs: Inputs) -> None:
         """Draw the noise of a lane's steps from ``tick`` on; their inputs are filled up."""
         lane, noise = self._lanes[k], self._staged[-2 - len(self._draws.noise) : -2]
+        places = list(zip(*(rows[:, k].unbind() for rows in noise), strict=True))
         for step, size in enumerate(lane.sizes[tick : tick + self._num_staged]):
             if not self._draws.knows(size):
                 own = taken(inputs, slice(step * lane.batch_size, step * lane.batch_size + size))
                 copied = self._layout.model(lane.vector.clone())
                 self._draws.note(size, dropout_calls(lane.slot.module, copied, own))
-            self._draws.draw([rows[step, k] for rows in noise], lane.seed(lane.first + tick + step), size)
+            self._draws.draw(places[step], lane.seed(lane.first + tick + step), size)
 
     # -- a step --------------------------------------------------------------------------------------------------
 
