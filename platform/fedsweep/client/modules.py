@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, cached_property, partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,9 @@ class ClientModel:
 
     Attributes:
         vector: The values [V of the part].
+        params: The trained ones by name, as views.
+        values: These and the float buffers.
+        views: All that lies in the vector, in its order.
         flat: The params as one vector [P of the part], whose gradient is the slot's.
         anchor: The model that the client last received [V of the part], where somebody looks at it.
         anchor_tree: The same by name, without riders; empty where nobody looks.
@@ -89,35 +92,13 @@ class ClientModel:
     def __init__(self, slot: BoundModule, submodel: SubModel, full: FlatLayout) -> None:
         self.slot, self.submodel, self.full, self.layout = slot, submodel, full, slot.layout
         self.vector = slot.gradient.new_zeros(self.layout.num_values)
+        self._named = self.layout.views(self.vector)
+        self.params, self.values = self.layout.parts(self._named)
+        self.views = list(self._named.values())
         self.flat = nn.Parameter(self.vector[: self.layout.num_params])
         self.flat.grad = slot.gradient
         self.anchor: Tensor | None = None
         self.anchor_tree: ParamTree = {}
-
-    # Views are made where somebody asks for them: of a client that is stepped in a lane nobody may.
-
-    @cached_property
-    def _named(self) -> ParamTree:
-        return self.layout.views(self.vector)
-
-    @cached_property
-    def _parts(self) -> tuple[ParamTree, ParamTree]:
-        return self.layout.parts(self._named)
-
-    @property
-    def params(self) -> ParamTree:
-        """The trained values by name, as views."""
-        return self._parts[0]
-
-    @property
-    def values(self) -> ParamTree:
-        """These and the float buffers."""
-        return self._parts[1]
-
-    @cached_property
-    def views(self) -> list[Tensor]:
-        """All that lies in the vector, in its order."""
-        return list(self._named.values())
 
     @property
     def riders(self) -> ParamTree:

@@ -31,15 +31,14 @@ _AHEAD_BYTES = 32 * 2**20
 _MOST_STEPS_AHEAD = 64
 
 
-def steps_ahead(step_bytes: int, device: str, *, within: int = _AHEAD_BYTES) -> int:
-    """Return of how many steps, at least 1, the batches are laid out at once: on a GPU each operation is a launch.
+def steps_ahead(step_bytes: int, *, within: int = _AHEAD_BYTES) -> int:
+    """Return of how many steps, at least 1, a GPU lays out the batches at once: each operation is a launch there.
 
     Args:
         step_bytes: What the batches of one step take.
-        device: Where they are.
         within: What all of them may take, in bytes.
     """
-    return 1 if device == "cpu" else max(1, min(_MOST_STEPS_AHEAD, within // step_bytes))
+    return max(1, min(_MOST_STEPS_AHEAD, within // step_bytes))
 
 
 def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
@@ -106,7 +105,6 @@ class Shard:
 
     Attributes:
         device: Where batches go.
-        sample_bytes: What a sample takes there, as far as it has the form that it comes in.
         targets: The targets of all [n, ...], on the device.
     """
 
@@ -122,7 +120,6 @@ class Shard:
         num_visits: int,
     ) -> None:
         self._images, self._indices = images, indices
-        self.sample_bytes = max(1, sample_values(images)) * dtype.itemsize
         self._transform = transform
         self.device = device
         self._dtype = dtype
@@ -136,6 +133,11 @@ class Shard:
 
     def __len__(self) -> int:
         return int(self.targets.shape[0])
+
+    @property
+    def sample_bytes(self) -> int:
+        """Return what a sample takes on the device, as far as it has the form that it comes in."""
+        return max(1, sample_values(self._images)) * self._dtype.itemsize
 
     def batch(self, positions: np.ndarray, augment: Callable[[], Stream]) -> tuple[Any, Tensor]:
         """Return inputs [B, ...] and targets [B, ...] of a training batch."""
@@ -203,7 +205,8 @@ class Batches:
         self._shard, self._key = shard, (round, client)
         self._seed = seed
         self._order = batch_order(work, stream(seed, "batches", round, client))
-        self._num_ahead = steps_ahead(shard.sample_bytes * work.batch_size, shard.device)
+        on_cpu = shard.device == "cpu"
+        self._num_ahead = 1 if on_cpu else steps_ahead(shard.sample_bytes * work.batch_size)
         self._ahead: dict[int, tuple[Any, Tensor]] = {}
 
     def sizes(self, first: int, steps: int) -> list[int]:

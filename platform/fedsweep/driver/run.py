@@ -122,19 +122,19 @@ def plain_torch() -> Iterator[None]:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         cudnn, cuda, onednn = torch.backends.cudnn, torch.backends.cuda, torch.backends.mkldnn
-        for switch in ("deterministic", "benchmark", "allow_tf32"):  # which a worker on a GPU sets
-            with contextlib.suppress(RuntimeError):  # torch does not tell it where it was set by newer names
-                stack.callback(setattr, cudnn, switch, getattr(cudnn, switch))
         # The newer names, from torch 2.9 on. Where one follows a more general setting, it reads as that one does.
         newer = [(onednn, ("conv", "matmul", "rnn")), (cudnn, ("conv", "rnn")), (cuda, ("matmul",))]
         operations = [getattr(backend, name, None) for backend, names in newer for name in names]
         precisions = [(each, own) for each in operations if (own := getattr(each, "fp32_precision", None))]
         for operation, own in precisions:
             stack.callback(setattr, operation, "fp32_precision", own)
+        # The older ones are undone before them, since they set them, too.
+        for switch in ("deterministic", "benchmark", "allow_tf32"):  # which a worker on a GPU sets
+            with contextlib.suppress(RuntimeError):  # torch does not tell it where it was set by newer names
+                stack.callback(setattr, cudnn, switch, getattr(cudnn, switch))
         precision = "highest"
         with contextlib.suppress(RuntimeError):  # likewise
             precision = torch.get_float32_matmul_precision()
-        # Undone before them: it sets those of matrix products, too.
         stack.callback(torch.set_float32_matmul_precision, precision)
         torch.set_float32_matmul_precision("highest")
         for operation, _ in precisions:

@@ -255,7 +255,7 @@ def test_batches_that_are_laid_out_together_are_those_of_each_step(steps: int, m
 
     work = in_lanes(experiment(fedavg(), build=build, optimizer=OPTIMIZERS["momentum"]), width=4)
     one_by_one = run_rounds(local_engine(work))
-    monkeypatch.setattr("fedsweep.client.lanes.tile.steps_ahead", lambda *about, **more: steps)
+    monkeypatch.setattr(Tile, "_num_staged", property(lambda tile: steps, lambda tile, number: None), raising=False)
     engine = local_engine(work)
     assert torch.equal(run_rounds(engine).vector, one_by_one.vector) and engine.notes == []
 

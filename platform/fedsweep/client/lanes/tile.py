@@ -101,7 +101,7 @@ class Tile:
         self._batch = [*all_of(self._inputs), self._targets, *self._draws.noise]
         self._places = [*self._batch, self._facts["position"], self._active]
         step_bytes = sum(place.numel() * place.element_size() for place in self._batch)
-        self._num_staged = steps_ahead(step_bytes, self._device.type, within=_STAGED_BYTES)
+        self._num_staged = 1 if self._device.type == "cpu" else steps_ahead(step_bytes, within=_STAGED_BYTES)
         if self._num_staged > 1:
             self._staged = [place.new_zeros(self._num_staged, *place.shape) for place in self._places]
         else:
