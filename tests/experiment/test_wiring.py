@@ -171,6 +171,7 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
     "evaluation.targets": (["evaluation.targets=[0.5, 0.25]"], lambda e: e.targets, (0.5, 0.25)),
     "runtime.executor": (["runtime.executor=lanes"], lambda e: e.lanes, LaneSettings(width=4)),  # the cohort
     "runtime.lanes": (["runtime.executor=lanes", "runtime.lanes=3"], lambda e: e.lanes, LaneSettings(width=3)),
+    "runtime.tf32": (["runtime.tf32=true"], lambda e: e.tf32, True),
     "runtime.device": (["runtime.device=cpu"], lambda e: (e.device, e.server_device), ("cpu", "cpu")),
 }
 

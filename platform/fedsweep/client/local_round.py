@@ -125,7 +125,6 @@ class LocalRound:
             learning_rate=learning_rate,
         )
         self._job, self._totals = _Job(), RoundTotals(steps=0, samples=0, loss_sum=0.0)
-        self._hits: list[tuple[int, int]] = []
         self._extras: Payload = {}
         self.progress = Progress()
         # Until the round's first job begins: what it goes on with is work of an earlier round.
@@ -213,7 +212,7 @@ class LocalRound:
     def _count(self, losses: Sequence[float], hits: Sequence[int]) -> None:
         """Take note of steps that were taken, by their losses and, where asked for, what they classified rightly."""
         first, steps, loss_sum = self._totals.steps, len(losses), math.fsum(losses)
-        self._hits += zip(hits, self._batches.sizes(first, steps), strict=False)
+        self.steps.hits += zip(hits, self._batches.sizes(first, steps), strict=False)
         self._job.due, self.steps.reached = 0, first + steps
         self._totals = replace(
             self._totals,
@@ -352,7 +351,7 @@ class LocalRound:
             self.advance()
         totals = replace(self._totals, progress=None if attended else self.progress)
         if self._side.track_accuracy:
-            totals = replace(totals, pass_accuracies=pass_accuracies(self._hits, len(self._shard)))
+            totals = replace(totals, pass_accuracies=pass_accuracies(self.steps.hits, len(self._shard)))
         memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}
         if terms := {term.name: term.kept() for term in self._terms if term.is_stateful}:
             memory["terms"] = terms

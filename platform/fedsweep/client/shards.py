@@ -274,6 +274,11 @@ class TrainingData:
         """The task."""
         return self.task or Classification(num_classes=self.num_classes)
 
+    def transformed(self, images: np.ndarray, dtype: torch.dtype) -> Any:
+        """Return inputs as a model sees them when it is tested: transformed, without augmentation, on the CPU."""
+        inputs = self.transform(as_tensors(np.ascontiguousarray(images)), generator=None, train=False)
+        return placed(inputs, device="cpu", dtype=dtype)
+
     @property
     def stratum_of(self) -> np.ndarray:
         """Each sample's stratum [S]."""

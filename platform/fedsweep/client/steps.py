@@ -33,8 +33,9 @@ class Steps:
     Attributes:
         broadcast: What the server sent beside the model, for the present job.
         reached: The step of this round that was begun last, from 1; 0 before the first.
-        counts: For each step how many samples were classified rightly, where that is asked for; whoever reads them
-            empties the list. Reading one has the host wait for a GPU.
+        counts: Of the steps since the last reading how many samples were classified rightly, where that is asked for;
+            to read one has the host wait for a GPU.
+        hits: The same of each step before, with how many there were.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Steps:
         self.broadcast: Payload = {}
         self.reached = 0
         self.counts: list[Tensor] = []
+        self.hits: list[tuple[int, int]] = []
 
     def take(self, position: int) -> Tensor:
         """Take a step, numbered from 0 within the round; returns the loss at its start."""

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedsweep.card import Card
@@ -25,7 +24,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import Counted, counted
 from fedsweep.records import ClientProfile, RoundRecord, ServerContext, State
 from fedsweep.streams import stream
-from fedsweep.trees import FlatLayout, as_tensors, copied, layout_of, model_vector, placed, targets_of
+from fedsweep.trees import FlatLayout, copied, layout_of, model_vector, targets_of
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift, round_classes
@@ -264,11 +263,11 @@ class Experiment:
         proxy = validation = None
         if self.world.proxy is not None:
             images, labels = self.world.proxy
-            inputs = transformed(self.world, images, self.layout.dtype)
+            inputs = self.world.data.transformed(images, self.layout.dtype)
             proxy = (inputs, None if labels is None else targets_of(labels))
         if self.world.validation is not None:
             images, labels = self.world.validation
-            validation = (transformed(self.world, images, self.layout.dtype), targets_of(labels))
+            validation = (self.world.data.transformed(images, self.layout.dtype), targets_of(labels))
         return proxy, validation
 
     @cached_property
@@ -351,12 +350,6 @@ class Experiment:
             return self.equal_steps(), batch, True
         epochs = self.drawn(self.training.local_epochs, "local_epochs", client)
         return epochs * math.ceil(num_samples / batch), batch, False
-
-
-def transformed(world: World, images: np.ndarray, dtype: torch.dtype) -> Any:
-    """Return inputs as a model sees them when it is tested: transformed, without augmentation."""
-    inputs = world.data.transform(as_tensors(np.ascontiguousarray(images)), generator=None, train=False)
-    return placed(inputs, device="cpu", dtype=dtype)
 
 
 def client_side(experiment: Experiment) -> ClientSide:

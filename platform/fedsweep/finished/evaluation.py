@@ -29,7 +29,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.build_world import dataset_of, part_of
-from fedsweep.experiment.experiment import Experiment, server_context, transformed
+from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.finished.evaluated import Evaluated
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.initial import read_weights, weights_file, weights_vector
@@ -115,7 +115,8 @@ class Subject:
     def inputs(self, data: Data | None) -> tuple[Tensor, Tensor]:
         """Return the test samples as a model takes them, transformed, without augmentation, and their labels [T]."""
         _, images, labels, _ = self.samples(data)
-        return transformed(self.experiment.world, images, self.experiment.layout.dtype), torch.from_numpy(labels.copy())
+        experiment = self.experiment
+        return experiment.world.data.transformed(images, experiment.layout.dtype), torch.from_numpy(labels.copy())
 
     def _fitting(self, other: Dataset) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
         own = self.dataset

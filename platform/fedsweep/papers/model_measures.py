@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.experiment.experiment import Experiment, transformed
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.reproduce.given import NotKept
 from fedsweep.runs.run_folder import CONFIG
 
@@ -39,5 +39,5 @@ def once_per_run(read: Callable[[Path], Read]) -> Callable[[Path], Read]:
 def samples_of(experiment: Experiment, client: int) -> tuple[Tensor, Tensor]:
     """Return a client's samples as the model sees them [n, ...], and their classes [n], int64."""
     data, indices = experiment.world.data, experiment.world.indices[client]
-    inputs = transformed(experiment.world, data.images[indices], torch.get_default_dtype())
+    inputs = experiment.world.data.transformed(data.images[indices], torch.get_default_dtype())
     return inputs, torch.from_numpy(np.array(data.labels[indices], dtype=np.int64))
