@@ -1,3 +1,5 @@
+"""How a process computes on a GPU: torch's switches, of clients and server, and what is undone after a run."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -184,10 +184,12 @@ class Config(Section):
             del tree["evaluation"]["per_client"]
         if not tree["evaluation"]["metrics"]:
             del tree["evaluation"]["metrics"]
-        runtime = tree["runtime"]
+        runtime = tree["runtime"] = {key: tree["runtime"][key] for key in ("executor", "lanes", "tf32")}
         # Where clients are stepped one by one, how many would be stepped at once means nothing.
-        unless = {"lanes": runtime["executor"] == "loop", "tf32": not runtime["tf32"]}
-        tree["runtime"] = {key: runtime[key] for key in ("executor", "lanes", "tf32") if not unless.get(key)}
+        if runtime["executor"] == "loop":
+            del runtime["lanes"]
+        if not runtime["tf32"]:
+            del runtime["tf32"]
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 

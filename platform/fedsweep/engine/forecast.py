@@ -32,7 +32,7 @@ from fedsweep.trees import sample_values
 
 _NEVER = "no inner synchronisation in any round: clients are averaged once a round, as in FedAvg"
 _ALONE = "one client at most in the group that synchronises inside rounds: averaged alone, it keeps its model"
-_ON_A_GPU = (
+_ONE_BY_ONE = (
     "runtime.executor: clients are stepped one by one on the GPU; auto steps many at once where that proves itself,"
     " small networks several times as fast"
 )
@@ -288,8 +288,9 @@ def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> li
 
 
 def _of_the_run(experiment: Experiment) -> list[str]:
+    """Collect what the user should know of a run whatever its method is."""
     one_by_one = experiment.device == "cuda" and experiment.lanes is None
-    return [*_filled_batches(experiment), *experiment.world.notes, *([_ON_A_GPU] if one_by_one else [])]
+    return [*_filled_batches(experiment), *experiment.world.notes, *([_ONE_BY_ONE] if one_by_one else [])]
 
 
 def _filled_batches(experiment: Experiment) -> list[str]:
