@@ -117,8 +117,8 @@ class ClientOptimizer:
 
     def live(self) -> dict[str, Tensor]:
         """Return the state tensors by name, live."""
-        state = self.as_torch.state.get(self._flat, {})
-        return {name: state[name] for name, _ in state_slots(self._settings)}
+        slots = state_slots(self._settings)
+        return {name: self.as_torch.state[self._flat][name] for name, _ in slots}
 
     def moved_without_gradient(self, *, plain: bool) -> list[Tensor]:
         """List what a step may change also where the gradient is 0, live: params and state with a value for each [P].

@@ -87,7 +87,7 @@ def seed_draws(seed: int, device: str) -> None:
     # Directly, since torch.manual_seed costs as much as a small step.
     torch.default_generator.manual_seed(seed)
     if device == "cuda":
-        torch.cuda.manual_seed(seed)
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
 
 class Shard:

@@ -111,12 +111,17 @@ class LaneDraws:
             raise RuntimeError("its dropout does not go sample by sample, and some batches are smaller")
         self._parts[size] = [ones[: call.shape[0]] for call, ones in pairs]
 
-    def draw(self, places: Sequence[Tensor], seed: int, size: int) -> None:
-        """Draw the noise of one client's batch of a known size into places for a full one [B, ...], at least one."""
+    def drawn(self, places: Sequence[Tensor], seed: int, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Draw the noise of one client's batch of a known size; places are for a full one [B, ...], at least one.
+
+        Returns:
+            For each draw the part of its place that it fills, and what was drawn.
+        """
         seed_draws(seed, places[0].device.type)
-        for place, call, ones in zip(places, self._calls, self._parts[size], strict=True):
-            part = place if len(ones) == len(place) else place[: len(ones)]
-            part.copy_(call.function(ones, call.p, True))
+        ones = self._parts[size]
+        parts = places if ones is self._ones else [place[: len(one)] for place, one in zip(places, ones, strict=True)]
+        noise = [call.function(one, call.p, True) for call, one in zip(self._calls, ones, strict=True)]
+        return [*zip(parts, noise, strict=True)]
 
     @contextlib.contextmanager
     def replaying(self, noise: Sequence[Tensor]) -> Iterator[None]:

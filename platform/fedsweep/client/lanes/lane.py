@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,9 @@ class Lane:
         """Tell whether some batch that is due is smaller than the others."""
         return any(size != self.batch_size for size in self.sizes)
 
+    @cached_property
     def companions(self) -> tuple[list[Tensor], Any]:
-        """Return the tensors among memories and broadcast, and their tree: its pytree spec, and its other leaves."""
+        """The tensors among memories and broadcast, and their tree: its pytree spec, and its other leaves."""
         leaves, spec = pytree.tree_flatten((dict(self.memories), dict(self.broadcast)))
         leaves = [torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -74,7 +76,7 @@ class Lane:
 
     def key(self) -> Hashable:
         """Return a key that is equal for clients that can be stepped together."""
-        tensors, (spec, others) = self.companions()
+        tensors, (spec, others) = self.companions
         shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
         return self.facts.submodel.shape(), self.batch_size, self.anchor is None, str(spec), repr(others), shapes
 

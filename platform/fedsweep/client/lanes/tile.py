@@ -80,7 +80,7 @@ class Tile:
         self._optimizer = LaneOptimizer(side.optimizer, self._rows, self._gradients, layout=layout)
         self._anchors = None if pattern.anchor is None else torch.zeros_like(self._rows)
         self._params, self._grads, self._buffers = self._bound()
-        tensors, (self._spec, self._others) = pattern.companions()
+        tensors, (self._spec, self._others) = pattern.companions
         self._companions = [self._zeros(*t.shape, dtype=t.dtype) for t in tensors]
         (inputs, targets), size = pattern.batches(pattern.first, 1), pattern.batch_size
         self._inputs = each(lambda values: self._zeros(size, *values.shape[1:], dtype=values.dtype), inputs)
@@ -172,7 +172,7 @@ class Tile:
             self._optimizer.load(k, lane.optimizer.live())
             if self._anchors is not None and lane.anchor is not None:
                 self._anchors[k].copy_(lane.anchor)
-            for rows, tensor in zip(self._companions, lane.companions()[0], strict=True):
+            for rows, tensor in zip(self._companions, lane.companions[0], strict=True):
                 rows[k].copy_(tensor)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._tree(self._rows)[name])
@@ -225,12 +225,14 @@ class Tile:
         """Draw the noise of a lane's steps from ``tick`` on; their inputs are filled up."""
         lane, noise = self._lanes[k], self._staged[-2 - len(self._draws.noise) : -2]
         places = list(zip(*(rows[:, k].unbind() for rows in noise), strict=True))
+        drawn: list[tuple[Tensor, Tensor]] = []
         for step, size in enumerate(lane.sizes[tick : tick + self._num_staged]):
             if not self._draws.knows(size):
                 own = taken(inputs, slice(step * lane.batch_size, step * lane.batch_size + size))
                 copied = self._layout.model(lane.vector.clone())
                 self._draws.note(size, dropout_calls(lane.slot.module, copied, own))
-            self._draws.draw(places[step], lane.seed(lane.first + tick + step), size)
+            drawn += self._draws.drawn(places[step], lane.seed(lane.first + tick + step), size)
+        torch._foreach_copy_([place for place, _ in drawn], [values for _, values in drawn])
 
     # -- a step --------------------------------------------------------------------------------------------------
 
