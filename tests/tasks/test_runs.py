@@ -267,8 +267,12 @@ def test_a_data_set_says_what_is_wrong_with_it() -> None:
         Samples(inputs=inputs, targets=np.zeros(3))
     with pytest.raises(DataError, match="inputs by name must be equally many"):
         Samples(inputs={"a": inputs, "b": inputs[:2]}, targets=np.zeros(4))
-    with pytest.raises(DataError, match="must be finite"):
-        Samples(inputs=inputs * np.nan, targets=np.zeros(4))
+    for value in (np.nan, np.inf, -np.inf, 1e39):
+        values = inputs.astype(np.float64)
+        values[1, 2] = value
+        with pytest.raises(DataError, match="must be finite in float32"):
+            Samples(inputs=values, targets=np.zeros(4))
+    assert Samples(inputs=inputs.astype(np.float16), targets=np.full(4, -3e38)).inputs.dtype == np.float16
     samples = Samples(inputs=inputs, targets=np.zeros(4, np.float32))
     with pytest.raises(DataError, match="training and test inputs must have one shape and type"):
         Dataset(name="x", train=samples, test=Samples(inputs=inputs[:, :2], targets=np.zeros(4, np.float32)))

@@ -18,6 +18,7 @@ from fedsweep.errors import DataError
 Array = NDArray[Any]
 # What inputs and targets may be: bool, integers, floats of up to 64 bits.
 _KINDS = "buif"
+_LARGEST = float(np.finfo(np.float32).max)
 _NO_TARGETS = np.empty((0, 0), np.float32)
 
 
@@ -291,8 +292,9 @@ def _array(values: Any, what: str) -> Array:
         raise DataError(f"{what} must be a non-empty numpy array [samples, ...], but is {shape}")
     if values.dtype.names is None and values.dtype.kind not in _KINDS:
         raise DataError(f"{what} must be bool, integers or floats, but is {values.dtype}")
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise DataError(f"{what} must be finite, but holds NaN or infinite values")
+    # By the two ends, which a NaN makes NaN: no copy of all. In float32, which networks get, larger ones are infinite.
+    if values.dtype.kind == "f" and not -_LARGEST <= float(values.min()) <= float(values.max()) <= _LARGEST:
+        raise DataError(f"{what} must be finite in float32, but holds NaN, infinite values or some over {_LARGEST:.2g}")
     return _contiguous(values)
 
 
