@@ -71,7 +71,7 @@ class HeldClasses(SubModel):
         cover = torch.ones(full.num_values, dtype=torch.bool) if inner.cover is None else inner.cover.clone()
         absent = sorted({*range(self.num_classes)} - {*self.classes})
         views = full.views(cover)
-        for name in ("classifier.weight", "classifier.bias"):
+        for name in {"classifier.weight", "classifier.bias"} & views.keys():  # a frozen one is in no vector
             views[name][absent] = False
         for name, view in views.items():
             if name.startswith("optimizer.") and len(view) == full.num_params:

@@ -43,7 +43,7 @@ class TwoLevels(Pacing):
 
     Attributes:
         edge_interval: Local steps between two averages at an edge, at least 1; also at the round's end.
-        server_interval: Rounds between two averages at the server, at least 1; also after the last round.
+        server_interval: Rounds between two averages at the server, at least 1; also after round ``training.rounds``.
     """
 
     has_hubs: ClassVar[bool] = True
@@ -123,7 +123,7 @@ def hierfavg(*, edge_interval: Count = 10, server_interval: Count = 1) -> Federa
 
     Args:
         edge_interval: Local steps between two averages at an edge; also at the round's end.
-        server_interval: Rounds between two averages at the server; also after the last round.
+        server_interval: Rounds between two averages at the server; also after the last of training.rounds.
     """
     pacing = TwoLevels(edge_interval=edge_interval, server_interval=server_interval)
     return FederatedMethod(name="hierfavg", pacing=pacing)

@@ -102,7 +102,7 @@ class MeanControl(Refinement):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        senders = [u for u in updates if u.extras]
+        senders = [u for u in updates if any(name.startswith("scaffold/") for name in u.extras)]
         return vector, {**state, "control": _moved(state, {u.client: _sent_change(u, sync) for u in senders})}
 
 
@@ -122,7 +122,7 @@ class RebuiltControl(MeanControl):
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
         sent = {**state["sent"], sync.version: state["control"]}
-        changes = {u.client: _rebuilt(u, sent[u.anchor_version], sync) for u in updates if u.steps}
+        changes = {u.client: _rebuilt(u, sent[u.anchor_version], sync) for u in updates if u.steps and u.learning_rate}
         return vector, {**state, "control": _moved(state, changes), "sent": {} if sync.ends_round else sent}
 
 

@@ -128,10 +128,10 @@ class UnitScores(Probe):
         inputs = client.inputs[order[: self.score_samples].to(client.targets.device)]
         filters = [group for group in groups if group.kind == "conv"]
         ranks = feature_ranks(client.model, filters, inputs, scale=self.rank_scale) if filters else []
+        weights: ParamTree = {**dict(client.model.named_parameters())}  # frozen ones, too
         of_filters = dict(zip((group.name for group in filters), ranks, strict=True))
         scores = [
-            of_filters[group.name] if group.kind == "conv" else self._by_weights(client.params, group)
-            for group in groups
+            of_filters[group.name] if group.kind == "conv" else self._by_weights(weights, group) for group in groups
         ]
         return {"scores": torch.cat(scores).to(torch.float32)}
 

@@ -164,8 +164,8 @@ class MaskPolicy(SubModelPolicy):
     def after_aggregate(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """Set weights outside the mask to zero, where new ones start; participants have the present mask."""
-        mask_versions = {**state["known"], **{u.client: state["version"] for u in updates}}
+        """Set weights outside the mask to zero, where new ones start; who was sent a model has the present mask."""
+        mask_versions = {**state["known"], **{u.client: state["version"] for u in updates if u.steps}}
         mask = self.next_mask(state, vector, updates, sync)
         changed = not torch.equal(mask, state["mask"])
         vector = vector.clone()

@@ -92,6 +92,13 @@ class FederatedMethod:
                 f"method {self.name}: its server throws models away ({type(self.pacing).__name__}), but adds up what"
                 f" the term {min(adding)} notes of each; leave one of them out"
             )
+        dividing = [term.name for term in self.terms if term.needs_effective_steps]
+        beginning = [term.name for term in self.terms if term.has_own("prepare")]
+        if dividing and beginning:
+            raise ConfigError(
+                f"method {self.name}: the term {dividing[0]} divides the move from the model that was received by its"
+                f" steps, but the term {beginning[0]} has clients begin with values of their own; leave one of them out"
+            )
         if not self.pacing.carries_work():
             return
         begins = {term.name for term in self.terms if term.needs_exact_moves} | adding

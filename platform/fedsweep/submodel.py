@@ -216,8 +216,9 @@ class ElementMask(_InFullShape):
         mask = self.mask.to(vector.device)
         part = vector.clone()
         part[: full.num_params].mul_(mask)
-        for view in _riders_of_params(part, full):
-            view.mul_(mask)
+        for view in _riders(part, full):
+            if view.shape == mask.shape:
+                view.mul_(mask)
         return part
 
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
@@ -237,16 +238,17 @@ class ElementMask(_InFullShape):
         return -(-(self.mask.numel() if self.num_maskable is None else self.num_maskable) // 8) if self.fresh else 0
 
 
-def _riders_of_params(vector: Tensor, full: FlatLayout) -> list[Tensor]:
-    """Return optimiser state that moves with the model and has one value per param: views into a vector [V]."""
+def _riders(vector: Tensor, full: FlatLayout) -> list[Tensor]:
+    """Return optimiser state that moves with the model, a value per param or one: views into a vector [V]."""
     model = full.model(vector)
-    return [v for name, v in full.views(vector).items() if name not in model and v.shape == (full.num_params,)]
+    return [view for name, view in full.views(vector).items() if name not in model]
 
 
 def _with_riders(cover: Tensor, full: FlatLayout) -> Tensor:
-    """Return a cover in which optimiser state that moves with the model is covered where its param is."""
-    for view in _riders_of_params(cover, full):
-        view.copy_(cover[: full.num_params])
+    """Return a cover in which optimiser state that moves with the model is covered as its params are."""
+    of_params = cover[: full.num_params]
+    for view in _riders(cover, full):  # one value is a count, which goes with any param
+        view.copy_(of_params if view.shape == of_params.shape else of_params.any())
     return cover
 
 

@@ -20,6 +20,7 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.world.availability import AlwaysAvailable
 
 UNEQUAL = (4, 8, 12, 24, 28, 20)
 
@@ -194,6 +195,18 @@ def test_networks_with_batch_norm_stay_sound() -> None:
 
     state = run(fedmix(strength=0.2), build=build)
     assert bool(torch.isfinite(state.vector).all()) and bool((state.vector[-6:] > 0).all())
+
+
+def test_accuracies_that_are_kept_move_no_statistics() -> None:
+    """The objective's passes are of mixed inputs; who is there for certain goes by the clients' accuracies."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+
+    plain, counted = (
+        run(fedmix(strength=0.2), build=build, **world) for world in ({}, {"availability": AlwaysAvailable()})
+    )
+    assert torch.equal(plain.vector, counted.vector) and plain.accuracies == {} and counted.accuracies
 
 
 def test_it_learns() -> None:

@@ -17,6 +17,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fedopt import fedadam
 from fedsweep.algorithms.fedstg import fedstg
+from fedsweep.algorithms.prunefl.method import prunefl
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.aggregation import Uniform
@@ -191,6 +192,23 @@ def test_rebuilt_variates_are_those_that_clients_send_bit_for_bit(world: str, we
     assert [2 * r.values_up for r in rebuilt.records] == [r.values_up for r in told.records]
     assert [r.values_down for r in rebuilt.records] == [r.values_down for r in told.records]
     assert rebuilt.components["refinement0"]["sent"] == {}
+
+
+@pytest.mark.parametrize("rebuild", [True, False])
+def test_a_round_at_rate_zero_moves_nothing(rebuild: bool) -> None:
+    plain = tiny_experiment(scaffold(rebuild=rebuild), rounds=3)
+    warm = replace(plain, training=replace(plain.training, schedule=lambda round: 0.1 * (round - 1)))
+    engine = local_engine(warm)
+    first = run_rounds(engine, rounds=1)
+    assert torch.equal(first.vector, engine.start().vector) and not server_control(first).any()
+    assert server_control(run_rounds(engine, first)).isfinite().all()
+
+
+def test_what_others_send_beside_models_is_no_variate() -> None:
+    """In a round at rate 0 SCAFFOLD's clients send none."""
+    plain = tiny_experiment(merge(scaffold(), prunefl(every=1, first_stage="none")), rounds=2)
+    warm = replace(plain, training=replace(plain.training, schedule=lambda round: 0.1 * (round - 1)))
+    assert server_control(run_rounds(local_engine(warm))).any()
 
 
 def test_nothing_is_rebuilt_where_the_steps_are_not_exact() -> None:

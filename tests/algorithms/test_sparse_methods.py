@@ -12,6 +12,7 @@ import torch
 from tiny import resumed
 from torch import Tensor, nn
 
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.algorithms.feddst import feddst
@@ -114,6 +115,21 @@ def test_a_mask_that_stays_is_not_sent_again() -> None:
         seen |= new
         state, _ = engine.advance(state)
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("method", [feddst(sparsity=0.8, moved=0.0), prunefl(first_stage="none", every=100)])
+def test_a_client_that_was_idle_does_not_know_the_mask(method: FederatedMethod) -> None:
+    idle = dynamicfl(group="random", group_size=1, high_only=True, idle_clients="authors")
+    engine = local_engine(experiment(merge(idle, method), num_clients=4, cohort_size=4, rounds=8))
+    state, seen = engine.start(), set[int]()
+    while state.round < 8:
+        round = play_round(engine, state)
+        down = {(client, kind): n for (client, way, kind), n in round.ledger.values.items() if way == "down"}
+        sent = {client for client, _ in down}
+        assert round.ledger.bytes("down") - 4 * sum(down.values()) == 25 * len(sent - seen)
+        seen |= sent
+        state, _ = engine.advance(state)
+    assert len(seen) > 1
 
 
 @pytest.mark.parametrize("name", SPARSE)

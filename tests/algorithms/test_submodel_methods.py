@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsweep.algorithms.afd import afd
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddrop import feddrop
 from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fjord import fjord
@@ -153,6 +154,17 @@ def test_every_network_trains_in_parts(name: str, network: str) -> None:
         assert sent == [engine.layout.num_values] * 2
     else:
         assert max(sent) < engine.layout.num_values
+
+
+@pytest.mark.parametrize("layer", ["fc1", "classifier"])
+@pytest.mark.parametrize("method", [fedad(base_rate=0.3, refresh=(1,)), heterofl(widths=(1.0, 0.5))])
+def test_a_frozen_layer_is_cut_and_scored_like_any(method: FederatedMethod, layer: str) -> None:
+    def frozen() -> nn.Module:
+        module = net()
+        module.get_submodule(layer).requires_grad_(False)
+        return module
+
+    assert run(method, build=frozen).vector.isfinite().all()
 
 
 def test_a_network_without_units_is_refused_before_the_first_round() -> None:

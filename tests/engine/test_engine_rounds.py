@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.local import LocalStep, LocalTerm, Objective, TaskLoss
-from fedsweep.components.planning import Pacing
+from fedsweep.components.planning import Pacing, UniformSelection
 from fedsweep.experiment.experiment import StopLimits
 from fedsweep.method import FederatedMethod
-from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
+from fedsweep.records import LocalJob, RoundContext, RoundRecord, State, SyncPoint
 from fedsweep.streams import Stream
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_device, tiny_experiment, with_devices
 from fedsweep.world.availability import Availability
 from fedsweep.world.drift import Drift
 
@@ -188,6 +188,39 @@ def test_rounds_between_two_evaluations_have_no_accuracy_but_the_last_has() -> N
     records = run_rounds(local_engine(experiment)).records
     assert [r.test_accuracy is not None for r in records] == [False, False, True, False, True]
     assert all(r.train_loss is not None for r in records)
+
+
+@pytest.mark.parametrize("limit", ["bytes", "time", "clock"])
+def test_the_last_round_is_tested_whatever_ends_the_run(limit: str) -> None:
+    """Though nobody knew, when the run began, that it would be the last."""
+    plain = with_devices(tiny_experiment(fedavg(), rounds=9), [tiny_device(1e6)])
+    every = run_rounds(local_engine(plain)).records
+    limits = {
+        "bytes": StopLimits(total_bytes=every[3].total_bytes),
+        "time": StopLimits(sim_time_s=every[3].sim_time_s),
+        "clock": StopLimits(wall_time_s=0.0),
+    }
+    last = 1 if limit == "clock" else 4
+    ended = replace(plain, training=replace(plain.training, stop=limits[limit]), evaluate_every=3)
+    engine = local_engine(ended)
+    state = run_rounds(engine)
+    assert state.round == last
+    assert [r.test_accuracy is not None for r in state.records] == [r in (3, last) for r in range(1, last + 1)]
+    assert state.records[-1].test_loss == every[last - 1].test_loss
+    assert state.records[-1].best_accuracy == state.records[-1].test_accuracy or last == 4
+    assert engine.as_planned(state) == state
+
+
+def test_components_hear_of_a_last_round_once() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Counting(UniformSelection):
+        def observe(self, state: State, record: RoundRecord) -> State:
+            return {**(state or {}), "heard": [*(state or {}).get("heard", []), record.test_accuracy is not None]}
+
+    plain = tiny_experiment(replace(fedavg(), selection=Counting()), rounds=9)
+    limit = StopLimits(total_bytes=run_rounds(local_engine(plain)).records[3].total_bytes)
+    ended = replace(plain, training=replace(plain.training, stop=limit), evaluate_every=3)
+    assert run_rounds(local_engine(ended)).components["selection"]["heard"] == [False, False, True, True]
 
 
 def test_a_finished_run_is_a_chain_of_states_that_are_never_changed() -> None:

@@ -116,6 +116,13 @@ def test_momentum_that_is_averaged_travels_where_its_param_does() -> None:
     assert bool((round.vector[49:][:27] != 0).any()) and not bool(round.vector[49:][27:].any())
 
 
+def test_adams_count_travels_with_its_moments() -> None:
+    adam = OptimizerSettings(name="adam", keep="average")
+    engine = local_engine(tiny_experiment(with_parts(BODY), build=build, optimizer=adam, local_steps=4, rounds=2))
+    state = run_rounds(engine)
+    assert float(engine.layout.views(state.vector)["optimizer.step"]) == 8.0
+
+
 def test_a_name_that_the_model_lacks_is_refused() -> None:
     experiment = tiny_experiment(with_parts(PartOfModel(names=frozenset({"head.weight"}))), build=build)
     with pytest.raises(InvariantError, match=r"no params or float buffers called head\.weight"):

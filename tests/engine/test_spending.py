@@ -31,6 +31,7 @@ from fedsweep.engine.plan import Planner
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment, Option, StopLimits
+from fedsweep.experiment.unforeseen import why_unknown
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.method import FederatedMethod
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
@@ -231,6 +232,14 @@ def test_what_is_trained_ends_there_too(planner: SpendingPlanner, method: Federa
     assert [decision.cost for decision in state.decisions] == sent
     sizes = [experiment.options[decision.choice].values["training.cohort_size"] for decision in state.decisions]
     assert [len(record.cohort) for record in state.records] == sizes and all(d.reason for d in state.decisions)
+
+
+@pytest.mark.parametrize(("planner", "is_exact"), [(Even(), True), (Gain(window=2), False), (AtRandom(), False)])
+def test_what_goes_by_losses_has_no_exact_forecast(planner: SpendingPlanner, is_exact: bool) -> None:
+    experiment = spending(fedavg(), planner, total_bytes=900 * 2 * 120, cohorts=(1, 2, 3), rounds=200)
+    assert forecast(experiment).exact == is_exact and (why_unknown(experiment) is None) == is_exact
+    sent = run_rounds(local_engine(experiment)).total_bytes
+    assert not is_exact or forecast(experiment).total_bytes == sent
 
 
 def test_a_budget_of_virtual_seconds_is_never_passed() -> None:

@@ -114,13 +114,17 @@ def test_a_kill_in_the_midst_of_growth_leaves_no_longer_run_that_has_finished(
         ("training.schedule=cosine", r"training\.schedule goes by the number of rounds"),
         ("scenario.drift={kind: cosine_rotation}", r"scenario\.drift goes by the number of rounds"),
         ("scenario.availability={kind: capability}", r"scenario\.availability goes by the number of rounds"),
+        (
+            "scenario.budgets={total_bytes: 1 MB}; planner={name: even, choices: {training.cohort_size: [1, 3]}}",
+            "the planner goes by the number of rounds",
+        ),
         ("training.stop.target_accuracy=0.0001", "ended by target_accuracy"),
     ],
 )
 def test_what_goes_by_the_number_of_rounds_is_refused_and_the_folder_stays(
     setting: str, reason: str, tmp_path: Path
 ) -> None:
-    folder = begun(tmp_path / "run", setting)
+    folder = begun(tmp_path / "run", *setting.split("; "))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=reason):
         grow(folder, rounds=6)

@@ -99,6 +99,20 @@ def moving(*, input_shape, num_classes):
     return Moving(num_classes)
 
 
+class Counting(Moving):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+
+def counting(*, input_shape, num_classes):
+    return Counting(num_classes)
+
+
+def cumulative(*, input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, momentum=None), nn.Linear(64, num_classes))
+
+
 def parametrized(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, num_classes)))
 
@@ -239,6 +253,8 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
         ("tied", {}, "must not tie parameters of a unit group, but 'module.1.weight' and 'module.2.weight' are the"),
         ("frozen", {}, "must train at least one parameter"),
         ("moving", {}, "the buffer 'module.seen' changes in training, but state_dict leaves it out"),
+        ("counting", {}, "the buffer 'module.seen' changes in training, but only floats travel; make it one of floats"),
+        ("cumulative", {}, "the batch norm 'module.1' averages over all batches .*; give it a momentum"),
         ("parametrized", {}, "must not use torch's parametrizations"),
         ("no_module", {}, "must return a torch.nn.Module, but returned a int"),
         ("wrong_call", {}, r"shape is missing; .* \(beside input_shape, num_classes, outputs, which are given to it\)"),

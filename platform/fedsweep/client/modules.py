@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsweep.components.local import eval_copy
 from fedsweep.submodel import SubModel
-from fedsweep.trees import FlatLayout, ParamTree, moving_buffers, trained_params
+from fedsweep.trees import FlatLayout, ParamTree, constants, moving_buffers, trained_params
 
 
 class BoundModule:
@@ -24,6 +24,7 @@ class BoundModule:
         gradient: Where backward passes leave the gradient [P].
         gradients: The same by name, as views.
         parameters: Those of the module that are trained, in the layout's order.
+        has_constants: Tells whether it has values that are never trained and lie in no vector.
         eval_copy: Gives a copy that is only asked; made when it is first wanted.
     """
 
@@ -32,6 +33,7 @@ class BoundModule:
         self.layout = layout
         self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
         self.parameters = list(trained_params(self.module).values())
+        self.has_constants = bool(constants(self.module))
         self._tensors: list[Tensor] = list(self.parameters)
         self.gradients = layout.params(self.gradient)
         for parameter, view in zip(self._tensors, self.gradients.values(), strict=True):

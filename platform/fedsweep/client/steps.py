@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fedsweep.client.messages import ClientSide
@@ -55,6 +56,7 @@ class Steps:
         self._is_bare = side.bare_steps and not model.submodel.scales_steps
         self.broadcast: Payload = {}
         self.reached = 0
+        self._hits: Tensor | None = None  # of the last pass
         self.counts: list[Tensor] = []
         self.hits: list[tuple[int, int]] = []
 
@@ -71,8 +73,8 @@ class Steps:
             loss = self._moved(step)
         for term in self._terms:
             self._model.replace(term.after_step(step, self._model.slot.gradients))
-        if self._side.track_accuracy:
-            self.counts.append((step.logits.argmax(1) == targets).sum())
+        if self._hits is not None:
+            self.counts.append(self._hits)
         return loss
 
     def _shown(self, position: int, inputs: Tensor, targets: Tensor) -> LocalStep:
@@ -117,6 +119,8 @@ class Steps:
             extra = term.loss(step)
             if extra is not None:
                 loss = loss + extra
+        if self._side.track_accuracy:
+            self._hits = count_hits(step)
         return loss
 
     def _add_terms(self, step: LocalStep, gradients: ParamTree) -> None:
@@ -124,3 +128,17 @@ class Steps:
         for term in self._terms:
             for name, value in (term.gradient(step, like=gradients) or {}).items():
                 gradients[name].add_(value)
+
+
+def count_hits(step: LocalStep) -> Tensor:
+    """Count the samples that a step's forward pass classified rightly; a scalar.
+
+    Where the objective made no such pass, of the batch as it is, one is made that changes nothing of the model.
+    """
+    logits = step._logits
+    if logits is None:
+        step.model.eval()
+        with torch.no_grad():
+            logits = step.forward(step.inputs)
+        step.model.train()
+    return (logits.detach().argmax(1) == step.targets).sum()

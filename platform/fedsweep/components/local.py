@@ -285,7 +285,8 @@ class LocalTerm(Checked, ABC):
         needs_anchor: ``step.anchor`` is read.
         stateful: ``init`` returns something; the memory is kept between the client's participations.
         needs_share: The client's share of the samples is read.
-        needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number.
+        needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number, and no
+            other term's ``prepare`` have the client begin elsewhere than with what it received.
         in_lanes: Several clients' steps may be taken at once; false where it draws random numbers or looks at values.
         needs_exact_moves: The server repeats what the client makes of its move: no codec changes it, and that number is
             exact, since momentum, where there is any, starts at zero in each round.

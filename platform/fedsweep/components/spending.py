@@ -80,9 +80,14 @@ def _a_choice(answer: Any, call: Call) -> None:
 
 
 class SpendingPlanner(Checked, ABC):
-    """Chooses among the offers. A concrete one is a frozen dataclass; what it goes by is in the outlook alone."""
+    """Chooses among the offers. A concrete one is a frozen dataclass; what it goes by is in the outlook alone.
+
+    Attributes:
+        reads_losses: It goes by what was lost in the rounds so far, so that no plan can tell what it will choose.
+    """
 
     section: ClassVar[str] = "planner"
+    reads_losses: ClassVar[bool] = True
 
     @abstractmethod
     @returns(_a_choice)
@@ -97,6 +102,8 @@ class SpendingPlanner(Checked, ABC):
 @dataclass(frozen=True, kw_only=True)
 class Even(SpendingPlanner):
     """Spends the same in each round: the costliest offer within what is left for each of the rounds left."""
+
+    reads_losses: ClassVar[bool] = False
 
     def choose(self, outlook: Outlook) -> tuple[int, str]:
         share = outlook.left / outlook.rounds_left

@@ -40,7 +40,7 @@ from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round
 from fedsweep.engine.round_tools import RoundTools
 from fedsweep.engine.row import RowMaker
-from fedsweep.engine.state import HubModel, RunState
+from fedsweep.engine.state import Decision, HubModel, RunState
 from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
@@ -233,8 +233,13 @@ class Engine:
             if limit is not None:
                 return state, limit
             # Record: test the model, make the row, tell the components.
-            after = self._recorded(round, rows, time.perf_counter() - began)
-            return after if decision is None else replace(after, decisions=(*state.decisions, decision)), None
+            wall_time_s, is_due, components = time.perf_counter() - began, self._due(state.round + 1), round.components
+            round.components = dict(components)
+            after = self._recorded(round, rows, wall_time_s, decision, tests=is_due)
+            if not is_due and self._ends(after):
+                round.components = components
+                after = self._recorded(round, rows, wall_time_s, decision, tests=True)
+            return after, None
 
     @cached_property
     def _ways(self) -> tuple[tuple[RoundTools, RowMaker], ...]:
@@ -270,10 +275,25 @@ class Engine:
                 self.fleet.repair()
         raise RunError(f"round {round} was begun {_MAX_ATTEMPTS} times and lost a client actor each time")
 
-    def _recorded(self, round: Round, rows: RowMaker, wall_time_s: float) -> RunState:
+    def _ends(self, state: RunState) -> bool:
+        """Tell whether the run ends with the round that it is after, as far as the next one's plan can tell."""
+        stop = self.experiment.training.stop
+        if self.finished_by(state) is not None:
+            return True
+        if stop.total_bytes is None and stop.sim_time_s is None:
+            return False
+        if self.spending is not None:
+            return self.spending.next(state) is None
+        plan = self.planner.plan(state)
+        return stop.passed_by(state.total_bytes + plan.num_bytes, plan.clock) is not None
+
+    def _recorded(
+        self, round: Round, rows: RowMaker, wall_time_s: float, decision: Decision | None, *, tests: bool
+    ) -> RunState:
         record = rows.row(round, wall_time_s=wall_time_s)
-        record = self._tested(record, round.vector, round.components["evaluation"], round.updates)
-        if self._client_test is not None and self._due(record.round):
+        if tests:
+            record = self._tested(record, round.vector, round.components["evaluation"], round.updates)
+        if tests and self._client_test is not None:
             record = self._own_models_tested(record, round, self._client_test)
         best = [past.best_accuracy for past in round.state.records[-1:]]
         record = replace(record, best_accuracy=best_of(*best, record.test_accuracy))
@@ -281,14 +301,14 @@ class Engine:
             when = f"in round {record.round}"
             round.components[seam] = ask(component, "observe", round.components[seam], record, when=when)
         after = round.state_after(record)
+        if decision is not None:
+            after = replace(after, decisions=(*round.state.decisions, decision))
         return replace(after, notes=tuple(self.notes)) if self.notes else after
 
     def _tested(
         self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]
     ) -> RoundRecord:
-        """Return the row with the tests' figures of the server's model [V], where the round is due for them."""
-        if not self._due(record.round):
-            return record
+        """Return the row with the tests' figures of the server's model [V]."""
         began = time.perf_counter()
         load_vector(self._model, self.layout, vector)
         evaluation = self.experiment.method.evaluation
@@ -316,7 +336,7 @@ class Engine:
 
         The shorter run tested its last model, whatever ``evaluate_every`` says.
         """
-        if not state.records or self._due(state.round):
+        if not state.records or self._due(state.round) or self._ends(state):
             return state
         *before, last = state.records
         best = before[-1].best_accuracy if before else None

@@ -30,6 +30,8 @@ def why_unknown(experiment: Experiment) -> str | None:
         return f"{method.exchanges[0]} more than models"
     if _asks_history(experiment.world):
         return "who is available depends on the clients' accuracies (scenario.availability)"
+    if _spends_by_loss(experiment):
+        return f"its {type(experiment.spending).__name__} goes by the training loss (planner)"
     if stop.target_accuracy is not None or stop.target is not None or stop.wall_time_s is not None:
         return "its end depends on the training (training.stop)"
     return None
@@ -38,7 +40,11 @@ def why_unknown(experiment: Experiment) -> str | None:
 def plans_are_learned(experiment: Experiment) -> bool:
     """Tell whether who takes part, and how much each does, depends on the training, so that a plan is an estimate."""
     learned = any(_learns_plans(seam, component) for seam, component in experiment.method.server_components)
-    return learned or _asks_history(experiment.world)
+    return learned or _asks_history(experiment.world) or _spends_by_loss(experiment)
+
+
+def _spends_by_loss(experiment: Experiment) -> bool:
+    return experiment.spending is not None and experiment.spending.reads_losses
 
 
 def _learns_plans(seam: str, component: ServerComponent) -> bool:

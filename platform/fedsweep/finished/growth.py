@@ -89,6 +89,8 @@ def _differences(before: Experiment, after: Experiment, *, done: int) -> list[st
     for name, key in _SCENARIO.items():
         if getattr(before.world, name) != getattr(after.world, name):
             reasons.append(f"{key} goes by the number of rounds")
+    if before.spending is not None:
+        reasons.append("the planner goes by the number of rounds")
     seams = dict(before.method.server_components)
     for seam, state in before.initial_states.items():
         # By their bytes: they hold tensors, whose == is no yes or no.

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import ModelShape, Network, gains_by_pixels_last
 from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.trees import Inputs, constants, copied, trained_params
+from fedsweep.trees import Inputs, copied, moving_buffers, trained_params
 
 _PREFIX = "module"
 
@@ -164,8 +164,18 @@ def _takes_pixels_last(network: Network) -> bool:
 
 
 def _check_derived(network: Network, *, name: str) -> None:
-    """Refuse buffers that are left out of ``state_dict``, and so do not travel, but change in training."""
-    before = {path: value for path, value in constants(network).items() if not isinstance(value, nn.Parameter)}
+    """Refuse buffers that change in training but do not travel: integers, and those that ``state_dict`` leaves out.
+
+    Batch norms count batches, which matters to those alone that average over all of them.
+    """
+    norms = [path for path, module in network.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if cumulative := [path for path in norms if network.get_submodule(path).momentum is None]:
+        raise ConfigError(
+            f"model {name!r}: the batch norm {cumulative[0]!r} averages over all batches (momentum=None), by a count"
+            " that does not travel; give it a momentum"
+        )
+    known = {*moving_buffers(network), *(f"{path}.num_batches_tracked" for path in norms)}
+    before = {path: value for path, value in network.named_buffers() if path not in known}
     if not before:
         return
     tried = copied(network).train()
@@ -173,10 +183,10 @@ def _check_derived(network: Network, *, name: str) -> None:
         tried(network.example(2))
     after = dict(tried.named_buffers())
     if changed := [path for path, value in before.items() if not torch.equal(after[path], value)]:
-        raise ConfigError(
-            f"model {name!r}: the buffer {changed[0]!r} changes in training, but state_dict leaves it out; register it"
-            " with persistent=True"
-        )
+        reason, remedy = "state_dict leaves it out", "register it with persistent=True"
+        if not before[changed[0]].is_floating_point():
+            reason, remedy = "only floats travel", "make it one of floats"
+        raise ConfigError(f"model {name!r}: the buffer {changed[0]!r} changes in training, but {reason}; {remedy}")
 
 
 def _check_parameters(network: Network, *, name: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.catalog import build_method
 from fedsweep.client.lanes import gpu_memory
@@ -46,6 +47,7 @@ from fedsweep.testing import (
     tiny_pictures,
     with_parts,
 )
+from fedsweep.testing.fleets import SplitFleet
 from fedsweep.trees import ParamTree, weighted_mean
 
 EXHAUSTIVE = pytest.mark.exhaustive
@@ -336,6 +338,23 @@ def test_parts_of_one_size_are_trained_together_whatever_units_they_hold(monkeyp
     alone, together, _ = both(work, width=4)
     assert off(alone, together) <= 1e-12
     assert sorted(seen) == [[0, 1], [2, 3]]
+
+
+def frozen() -> nn.Module:
+    """A network whose first layer is cut by what a client draws, and never trained."""
+    module = network()
+    module.get_submodule("fc1").requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_tile_has_the_frozen_weights_of_each_of_its_clients(*, shared: bool) -> None:
+    """Of one shape they are not those of another draw, nor of another round."""
+    work = experiment(federated_dropout(keep=0.5, shared=shared), build=frozen, rounds=3, double=True)
+    alone, together, notes = both(work, width=3)
+    assert off(alone, together) <= 1e-12 and notes == []
+    apart = run_rounds(Engine(in_lanes(work), SplitFleet(in_lanes(work))))
+    assert torch.equal(apart.vector, together.vector)
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------

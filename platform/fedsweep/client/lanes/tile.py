@@ -28,6 +28,7 @@ from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.recording import Recording
 from fedsweep.client.messages import ClientSide
 from fedsweep.client.shards import steps_ahead
+from fedsweep.client.steps import count_hits
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream
 from fedsweep.trees import Inputs, ParamTree, all_of, each, taken
@@ -291,10 +292,7 @@ class Tile:
             extra = term.loss(step)
             if extra is not None:
                 loss = loss + extra
-        hits = loss.new_zeros(())
-        if self._side.track_accuracy:
-            hits = (step.logits.detach().argmax(1) == step.targets).sum()
-        return loss, hits
+        return loss, count_hits(step) if self._side.track_accuracy else loss.new_zeros(())
 
     def _add_terms(self) -> None:
         """Add what the terms add to the gradients. They see the parameters, not the batch."""
