@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,7 +79,8 @@ def run(
         out: The run folder, or the address of one (``s3://...``), which is worked on in a folder here; by default
             ``runs/<name>-<timestamp>``.
         overwrite: Replace the run that is there.
-        observers: Further observers beside those that the configuration asks for.
+        observers: Further observers beside those that the configuration asks for; what one of these raises, the run
+            ends with.
 
     Raises:
         InputError: Something in the configuration is wrong or not there; nothing was written.
@@ -133,7 +134,8 @@ def resume(
 
 
 def _check_observers(observers: Sequence[Observer]) -> None:
-    if odd := [observer for observer in observers if not isinstance(observer, Observer)]:
+    given = observers if isinstance(observers, Iterable) else [observers]
+    if odd := [observer for observer in given if not isinstance(observer, Observer) or given is not observers]:
         raise ConfigError(f"observers must be a list of objects of the kind fedsweep.Observer, but one is {odd[0]!r}")
 
 

@@ -278,6 +278,13 @@ def test_what_can_be_understood_is_shown_in_the_right_form(override: str, way_ou
         load_config({}, [override])
 
 
+def test_a_key_of_another_variant_is_not_what_was_meant() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config({}, ["training.optimizer={name: adam, lr: 0.01, momentum: 0.9}"])
+    assert "unknown key 'training.optimizer.momentum'" in str(refused.value)
+    assert "did you mean 'training.optimizer.momentum'" not in str(refused.value)
+
+
 def test_of_many_known_names_the_nearest_are_shown() -> None:
     known = ["training.optimizer.lr", *(f"training.key{n}" for n in range(100))]
     said = unknown_name("key", "learning_rate", known)

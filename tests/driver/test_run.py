@@ -95,6 +95,10 @@ def test_a_run_that_finished_has_finished_whatever_an_observer_raises_then(tmp_p
 def test_one_override_and_what_observes_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"overrides are a list .*; write \['training.rounds=2'\]"):
         prepare(TINY, overrides="training.rounds=2")
+    with pytest.raises(ConfigError, match=r"got a mapping; write \['training.rounds=2'\]"):
+        prepare(TINY, overrides={"training.rounds": 2})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"must be a list of objects .*, but one is <.*Diary object"):
+        run(TINY, out=tmp_path / "run", observers=Diary())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"of the kind fedsweep.Observer, but one is <built-in function len>"):
         run(TINY, out=tmp_path / "run", observers=[len])  # type: ignore[list-item]
     assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,14 @@ def test_trials_that_nothing_chooses_may_be_of_any_task(tmp_path: Path) -> None:
         ({"metric": "test_loss"}, "sweep.mode=max looks for the maximum of test_loss, of which less is better"),
         ({"metric": "extra/rmse"}, "sweep.mode=max looks for the maximum of extra/rmse, of which less is better"),
         ({"metric": ["extra/r2", "total_bytes"], "mode": ["min", "min"]}, "the minimum of extra/r2, of which more is"),
+        ({"metric": "extra/my_own"}, "sweep.metric: extra/my_own must be a figure of the method's own: .* have extra/"),
         ({"metric": "extra/rmse", "mode": "min"}, None),
-        ({"metric": "extra/my_own"}, None),
     ],
 )
-def test_a_sweep_that_looks_for_the_worst_says_so(aim: dict[str, Any], note: str | None, tmp_path: Path) -> None:
+def test_a_sweep_that_looks_for_the_worst_or_what_may_not_be_there_says_so(
+    aim: dict[str, Any], note: str | None, tmp_path: Path
+) -> None:
     sweep = {"space": {RATE: {"grid": [0.1, 0.2]}, "seed": {"grid": [0, 1]}}, **aim}
     notes = prepare(load_config(number(**sweep)), SweepFolder(tmp_path / "sweep"), resume=False).notes
-    turned = [text for text in notes if text.startswith("sweep.mode")]
-    assert [note in text for text in turned] == [True] if note else not turned
+    turned = [text for text in notes if text.startswith(("sweep.mode", "sweep.metric"))]
+    assert [bool(re.search(note, text)) for text in turned] == [True] if note else not turned

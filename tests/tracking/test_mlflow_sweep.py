@@ -14,6 +14,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking import mlflow_sweep
+from fedsweep.tracking.mlflow_run import is_complete
 from fedsweep.tracking.mlflow_store import check_store, open_store, sqlite_uri
 from fedsweep.tracking.mlflow_sweep import SweepTracker
 from fedsweep.tracking.mlflow_sync import FolderSync
@@ -120,6 +121,28 @@ def test_each_trial_is_a_child_of_one_parent(make: Make, store: Path, tmp_path: 
     found = children(store)
     assert len(found) == 2 and len({parent for parent, _ in found}) == 1
     assert {status for _, status in found} == {"FINISHED"}
+
+
+def test_rounds_that_others_may_take_the_place_of_are_sent_when_the_trial_has_finished(
+    make: Make, store: Path, tmp_path: Path
+) -> None:
+    one, other = trials = [trial(tmp_path / "sweep", k) for k in (1, 2)]
+    tracker = make()
+    tracker.rewrites = True
+    for each in trials:
+        RunFolder(each.folder).write_rounds([record(k, trial=1) for k in (1, 2)])
+        tracker.round_done(each)
+    time.sleep(0.2)  # of which a pass takes a twentieth
+    finished(one, 3)
+    tracker.trial_done(one)
+    tracker.finish(trials, status="killed")
+    assert steps(store, "train_loss") == expected([one], 3) and not is_complete(other.folder, sqlite_uri(store))
+    with sqlite3.connect(store) as base:
+        accuracies = base.execute("SELECT value FROM metrics WHERE key = 'test_accuracy' ORDER BY step").fetchall()
+    assert [value for (value,) in accuracies] == [record(k).test_accuracy for k in (1, 2, 3)]
+    finished(other, 3)
+    make().finish(trials, status="finished")
+    assert steps(store, "train_loss") == expected(trials, 3)
 
 
 def test_rounds_come_from_the_folder_while_a_trial_runs(make: Make, store: Path, tmp_path: Path) -> None:

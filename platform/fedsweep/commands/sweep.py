@@ -193,7 +193,8 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
     if len(summary.groups) > 1:
         best = f", {len(summary.groups)} worlds, each with a best of its own"
     elif summary.settings and done:
-        first = summary.settings[0]
-        best = f", best {summary.metrics[0]}: {first.figures[summary.metrics[0]].mean:.4g} ({first.label})"
+        first, metric = summary.settings[0], summary.metrics[0]
+        mean = first.figures[metric].mean  # NaN where no trial has it
+        best = f", best {metric}: {mean:.4g} ({first.label})" if mean == mean else f", none of which has {metric}"
     print(f"{counts}{best}; in {folder.path}; compare: {command('compare', folder.path)}", flush=True)
     return _FAILED if failed else 0

@@ -108,7 +108,8 @@ def _unknown_key(path: Path, tree: Mapping[str, Any]) -> str:
     above, last = path[:-1], str(path[-1])
     siblings = [dotted((*above, key)) for key in _properties(schema_at(above, tree), _value_at(tree, above))]
     message = unknown_name("key", dotted(path), siblings)
-    elsewhere = [key for key in all_keys() if key.split(".")[-1] == last]
+    # The key itself may be there: of another variant, as adam's of sgd.
+    elsewhere = [key for key in all_keys() if key.split(".")[-1] == last and key != dotted(path)]
     if elsewhere:
         start, listing = message.split(" (known: ", 1)
         start = start.split("; did you mean ", 1)[0]

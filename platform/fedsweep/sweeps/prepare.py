@@ -97,7 +97,7 @@ def prepare(
     if trials is None:
         configs, knows_seeds = [e.config for e in samples], config.sweep.search != "optuna"
         sentences += notes([e.trial for e in samples], configs, knows_seeds=knows_seeds, chooser=chooser_of(config))
-        sentences += [*_turned_aims(config, configs[0]), *([_PBT_NOTE] if config.sweep.scheduler == "pbt" else [])]
+        sentences += [*_doubtful_aims(config, configs[0]), *([_PBT_NOTE] if config.sweep.scheduler == "pbt" else [])]
     prepared = PreparedSweep(
         config=config,
         folder=folder,
@@ -186,13 +186,19 @@ def _check_aims(config: Config, task: Task) -> None:
             )
 
 
-def _turned_aims(config: Config, of_trial: Config) -> list[str]:
-    """Return a sentence for each metric that the sweep looks for at its worst, as where the mode was forgotten."""
+def _doubtful_aims(config: Config, of_trial: Config) -> list[str]:
+    """Return a sentence for each metric that nobody may have, or that is looked for at its worst."""
     better = {name: "max" for name in config.sweep.aims if is_accuracy(name)}
     better |= dict.fromkeys(("test_loss", "train_loss", "total_bytes"), "min")
     better |= {f"extra/{entry['name']}": entry["mode"] for entry in task_metrics(of_trial)}
     better |= {f"extra/{c}": metric.declaration.mode for metric in build_metrics(of_trial) for c in metric.columns}
+    measured = sorted(name for name in better if name.startswith("extra/"))
+    unknown = [name for name in config.sweep.aims if name.startswith("extra/") and name not in better]
     return [
+        f"sweep.metric: {name} must be a figure of the method's own: neither the task nor evaluation.metrics has it"
+        f" (they have {', '.join(measured) or 'none'})"
+        for name in unknown
+    ] + [
         f"sweep.mode={mode} looks for the {mode}imum of {name}, of which {'less' if mode == 'max' else 'more'} is"
         f" better; set sweep.mode to {better[name]} unless you mean that"
         for name, mode in config.sweep.aims.items()

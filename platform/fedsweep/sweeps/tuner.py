@@ -359,6 +359,7 @@ def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
         uri=prepared.uri,
         experiment=experiment,
         folder=prepared.folder.path,
+        rewrites=prepared.config.sweep.scheduler == "pbt",
     )
 
 

@@ -45,11 +45,13 @@ class SweepTracker:
         uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         experiment: The MLflow experiment; None: one that the sweep has to itself. One that goes on stays where it is.
         folder: The sweep's folder.
+        rewrites: Until a trial has finished, another's rounds may take the place of its own: then none is sent before.
     """
 
     uri: str
     experiment: str | None
     folder: Path
+    rewrites: bool = False
     _syncs: dict[str, FolderSync] = field(default_factory=dict, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)
@@ -119,6 +121,8 @@ class SweepTracker:
         parent, call = self._begun
         points = [Point(name, value, timestamp_ms, 0) for name, value in (figures or {}).items()]
         played = [trial for trial in trials if (trial.folder / CONFIG).is_file()]
+        if self.rewrites:
+            played = [trial for trial in played if status_in(trial.folder) == "finished"]
 
         def end() -> None:
             for trial in played:
@@ -166,8 +170,8 @@ class SweepTracker:
         """
         for name, sync in list(self._syncs.items()):
             is_over = name in self._ended
-            if (self._over.is_set() and not is_over) or not (sync.folder / CONFIG).is_file():
-                continue  # it is sent whole at the end; or it broke down before it began
+            if ((self._over.is_set() or self.rewrites) and not is_over) or not (sync.folder / CONFIG).is_file():
+                continue  # it is sent whole at its end; or it broke down before it began
             try:
                 if not is_complete(sync.folder, self.uri):
                     sync.send(status_in(sync.folder) if is_over else None, patience_s=self._patience_s)
