@@ -74,7 +74,7 @@ def rate_within(
     device: DeviceProfile,
     work: ClientWork,
     *,
-    values: Sequence[float],
+    values: Sequence[int],
     macs: Sequence[int],
     cap: float,
 ) -> float:
@@ -163,11 +163,8 @@ class DroppedNeurons(SubModelPolicy):
         device = context.profiles[client].device
         if self.budget_s is None or device is None:
             return self.rate
-        # As long as a codec makes the messages, in the mean of both ways.
-        scale = context.num_values / sum(state["values"])
-        values = [scale * count for count in state["values"]]
         return rate_within(
-            self.budget_s, device, context.work[client], values=values, macs=state["macs"], cap=self.rate
+            self.budget_s, device, context.work[client], values=state["values"], macs=state["macs"], cap=self.rate
         )
 
     def report(self, state: State) -> ComponentReport:

@@ -97,7 +97,8 @@ class FederatedMethod:
         if dividing and beginning:
             raise ConfigError(
                 f"method {self.name}: the term {dividing[0]} divides the move from the model that was received by its"
-                f" steps, but the term {beginning[0]} has clients begin with values of their own; leave one of them out"
+                f" steps, but the term {beginning[0]} may have clients begin with others (prepare); leave one of them"
+                " out"
             )
         if not self.pacing.carries_work():
             return

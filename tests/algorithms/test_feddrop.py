@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,8 +11,6 @@ from torch import nn
 
 from fedsweep.algorithms.feddhad.dropout_rates import drawn_units
 from fedsweep.algorithms.feddrop import costs_by_share, feddrop, hidden_neurons, rate_within
-from fedsweep.components.codec import Communication
-from fedsweep.components.compression.registry import CODECS
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.models.cost import fwd_macs_per_sample
@@ -140,19 +137,6 @@ def test_slow_devices_drop_more_and_fast_ones_nothing() -> None:
     assert values[0] < values[1] <= values[2] == values[5] == engine.layout.num_values
     rate = plan.components["submodels"]["mean_rate"]
     assert 0 < rate < 0.6
-
-
-def test_what_a_codec_saves_is_not_dropped() -> None:
-    made = tiny_experiment(feddrop(rate=0.9, budget_s=0.5), build=lambda: Mlp(input_shape=(1, 1, 6), num_classes=4))
-    made = with_devices(made, [tiny_device(1e9, bits_per_s=1e6)])
-
-    def rate(communication: Communication) -> float:
-        engine = local_engine(replace(made, communication=communication))
-        return float(engine.planner.plan(engine.start()).components["submodels"]["mean_rate"])
-
-    int8 = CODECS["int8"]()
-    rates = [rate(Communication(**ways)) for ways in ({}, {"up": int8}, {"up": int8, "down": int8})]
-    assert 0.9 > rates[0] > rates[1] > rates[2] >= 0
 
 
 def test_a_budget_without_devices_is_refused() -> None:

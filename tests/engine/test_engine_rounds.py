@@ -13,6 +13,8 @@ from tiny import KEPT, METHODS, assert_same, stopped
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.scaffold import scaffold
+from fedsweep.catalog import built_in_card
 from fedsweep.components.local import LocalStep, LocalTerm, Objective, TaskLoss
 from fedsweep.components.planning import Pacing, UniformSelection
 from fedsweep.experiment.experiment import StopLimits
@@ -209,6 +211,16 @@ def test_the_last_round_is_tested_whatever_ends_the_run(limit: str) -> None:
     assert state.records[-1].test_loss == every[last - 1].test_loss
     assert state.records[-1].best_accuracy == state.records[-1].test_accuracy or last == 4
     assert engine.as_planned(state) == state
+
+
+def test_what_travels_beside_models_counts_where_a_run_ends() -> None:
+    """By the method's card: by its models alone a fifth round would fit."""
+    plain = replace(tiny_experiment(scaffold(), rounds=9), cards=((built_in_card("scaffold"), {"rebuild": False}),))
+    sent = run_rounds(local_engine(plain)).records
+    limit = StopLimits(total_bytes=sent[4].total_bytes - 1)
+    ended = replace(plain, training=replace(plain.training, stop=limit), evaluate_every=3)
+    tested = [record.test_accuracy is not None for record in run_rounds(local_engine(ended)).records]
+    assert tested == [False, False, True, True]
 
 
 def test_components_hear_of_a_last_round_once() -> None:

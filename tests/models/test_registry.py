@@ -113,6 +113,14 @@ def cumulative(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, momentum=None), nn.Linear(64, num_classes))
 
 
+def sound_norms(*, input_shape, num_classes):
+    # One that keeps no statistics, and a frozen one, which keeps still.
+    none = nn.BatchNorm1d(64, momentum=None, track_running_stats=False)
+    return nn.Sequential(
+        nn.Flatten(), none, nn.BatchNorm1d(64, momentum=None).requires_grad_(False), nn.Linear(64, num_classes)
+    )
+
+
 def parametrized(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, num_classes)))
 
@@ -225,6 +233,13 @@ def test_user_module_with_features_and_groups_is_used_like_a_built_in_one(user_m
         "module.last.bias": (3,),
     }
     assert smaller(inputs).shape == (2, 3)
+
+
+def test_norms_without_statistics_and_frozen_ones_are_sound(user_module: str) -> None:
+    model = build(f"{user_module}:sound_norms")
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    model.train()(torch.rand(2, *SHAPE, generator=STREAM.torch()))
+    assert before and all(torch.equal(value, before[name]) for name, value in model.named_buffers())
 
 
 def test_parameters_may_be_tied_where_no_unit_group_cuts(user_module: str) -> None:

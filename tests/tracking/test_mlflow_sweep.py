@@ -134,7 +134,9 @@ def test_rounds_that_others_may_take_the_place_of_are_sent_when_the_trial_has_fi
         tracker.round_done(each)
     time.sleep(0.2)  # of which a pass takes a twentieth
     finished(one, 3)
-    tracker.trial_done(one)
+    RunFolder(other.folder).write_result({"status": "failed", "rounds": 2})
+    for each in trials:
+        tracker.trial_done(each)
     tracker.finish(trials, status="killed")
     assert steps(store, "train_loss") == expected([one], 3) and not is_complete(other.folder, sqlite_uri(store))
     with sqlite3.connect(store) as base:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +19,21 @@ class BoundModule:
         module: It is moved to the device, and from now on its gradients are views of :attr:`gradient`.
         layout: How its values lie in a vector.
         device: Where it lives.
+        whole: The full network, where it is a part of that.
 
     Attributes:
         gradient: Where backward passes leave the gradient [P].
         gradients: The same by name, as views.
         parameters: Those of the module that are trained, in the layout's order.
-        has_constants: Tells whether it has values that are never trained and lie in no vector.
         eval_copy: Gives a copy that is only asked; made when it is first wanted.
     """
 
-    def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
+    def __init__(self, module: nn.Module, layout: FlatLayout, device: str, whole: nn.Module | None = None) -> None:
         self.module = module.to(device)
+        self._whole = whole
         self.layout = layout
         self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
         self.parameters = list(trained_params(self.module).values())
-        self.has_constants = bool(constants(self.module))
         self._tensors: list[Tensor] = list(self.parameters)
         self.gradients = layout.params(self.gradient)
         for parameter, view in zip(self._tensors, self.gradients.values(), strict=True):
@@ -42,6 +42,12 @@ class BoundModule:
         self._tensors += moving_buffers(self.module).values()
         self._bound: list[Tensor] | None = None
         self.eval_copy = cache(partial(eval_copy, self.module))
+
+    @cached_property
+    def has_own_constants(self) -> bool:
+        """Whether values that are never trained were cut with the others: parts of one shape may have others."""
+        whole = {} if self._whole is None else constants(self._whole)
+        return any(whole[name].shape != value.shape for name, value in constants(self.module).items() if name in whole)
 
     def bind(self, views: list[Tensor]) -> nn.Module:
         """Return the module, with the given tensors as its parameters and buffers."""

@@ -267,7 +267,7 @@ class Worker:
         module = submodel.build(self._template)
         if module is self._template:
             return self._full_slot  # a second slot would take the module's gradients away from the first
-        return BoundModule(module, submodel.layout(self._layout), self._side.device)
+        return BoundModule(module, submodel.layout(self._layout), self._side.device, whole=self._template)
 
     def _answer(self, segment: Segment, due: Sequence[int]) -> SegmentReply:
         # Ascending by client, so that sums over them come out the same however the clients lie.

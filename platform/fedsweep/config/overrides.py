@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,11 @@ def apply_overrides(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         ConfigError: A text is malformed, or a key lies below something that is no mapping; or there is one text alone.
     """
     if isinstance(overrides, str | Mapping):
-        given = [overrides] if isinstance(overrides, str) else [f"{key}={value}" for key, value in overrides.items()]
+        given = (
+            [overrides]
+            if isinstance(overrides, str)
+            else [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+        )
         kind = "one text" if isinstance(overrides, str) else "a mapping"
         raise ConfigError(f"overrides are a list of texts KEY=VALUE, but got {kind}; write {given}")
     tree: dict[str, Any] = yaml12.copied(dict(base))

@@ -6,6 +6,7 @@ is, the round is begun anew from the same state and comes to the same bits.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from fedsweep.client.lanes.proof import PROVED_STEPS
 from fedsweep.client.messages import Question, Stepping
 from fedsweep.components.probes import ClientTest, Probe, passes_taken, sent_of
 from fedsweep.engine.aggregation import Aggregator, visible
+from fedsweep.engine.ahead.card_traffic import CardTraffic
 from fedsweep.engine.ahead.spending import Spending
 from fedsweep.engine.clock import probed_samples, setup_s
 from fedsweep.engine.cost import CostModel, registration_bytes
@@ -284,8 +286,13 @@ class Engine:
             return False
         if self.spending is not None:
             return self.spending.next(state) is None
-        plan = self.planner.plan(state)
-        return stop.passed_by(state.total_bytes + plan.num_bytes, plan.clock) is not None
+        plan, seen = self.planner.plan(state), {k for record in state.records for k in record.cohort}
+        beside = math.ceil(sum(self._card_traffic.in_round(plan, seen)))
+        return stop.passed_by(state.total_bytes + plan.num_bytes + beside, plan.clock) is not None
+
+    @cached_property
+    def _card_traffic(self) -> CardTraffic:
+        return CardTraffic(self.experiment, self.costs)
 
     def _recorded(
         self, round: Round, rows: RowMaker, wall_time_s: float, decision: Decision | None, *, tests: bool

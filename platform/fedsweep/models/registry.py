@@ -116,9 +116,7 @@ def make_network(
     with stream.drawn_globally(), torch.device("cpu"):
         if name not in MODELS:
             model = call_builder("model", name, made, gives=object)
-            network = adopt(model, name=name, shape=shape)
-            network.hold_still()
-            return network
+            return adopt(model, name=name, shape=shape)
         if isinstance(shape.input_shape, dict):
             raise ConfigError(f"model {name!r} takes one input, but the data set has {', '.join(shape.input_shape)}")
         network = typing.cast(Network, made())

@@ -98,6 +98,7 @@ def adopt(
     if isinstance(network, UserNetwork):
         network._feature_width = features.shape[-1]
     _check_parameters(network, name=name)
+    network.hold_still()
     _check_derived(network, name=name)
     return network
 
@@ -169,23 +170,28 @@ def _check_derived(network: Network, *, name: str) -> None:
     Batch norms count batches, which matters to those alone that average over all of them.
     """
     norms = [path for path, module in network.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    if cumulative := [path for path in norms if network.get_submodule(path).momentum is None]:
+    moving = moving_buffers(network)
+    averaging = [path for path in norms if f"{path}.running_mean" in moving]
+    if cumulative := [path for path in averaging if network.get_submodule(path).momentum is None]:
         raise ConfigError(
             f"model {name!r}: the batch norm {cumulative[0]!r} averages over all batches (momentum=None), by a count"
             " that does not travel; give it a momentum"
         )
-    known = {*moving_buffers(network), *(f"{path}.num_batches_tracked" for path in norms)}
+    known = {*moving, *(f"{path}.num_batches_tracked" for path in norms)}
     before = {path: value for path, value in network.named_buffers() if path not in known}
     if not before:
         return
     tried = copied(network).train()
-    with torch.no_grad():
-        tried(network.example(2))
+    try:
+        with torch.no_grad():
+            tried(network.example(2))
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        return  # in training it takes no two samples of zeros, which tells nothing of its buffers
     after = dict(tried.named_buffers())
     if changed := [path for path, value in before.items() if not torch.equal(after[path], value)]:
         reason, remedy = "state_dict leaves it out", "register it with persistent=True"
         if not before[changed[0]].is_floating_point():
-            reason, remedy = "only floats travel", "make it one of floats"
+            reason, remedy = "only floats travel", "make it one of floats, or leave it out where nothing reads it"
         raise ConfigError(f"model {name!r}: the buffer {changed[0]!r} changes in training, but {reason}; {remedy}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 _CHECKED_SETTINGS = 48
 # Draws by which a search's space is checked, and a trial's size estimated.
 _SAMPLE_DRAWS = 4
+# Figures that no metric and no method reports, by their columns.
+_OWN_FIGURES = re.compile(
+    r"extra/((class_accuracy|personal_accuracy|own_accuracy|client_\w+?)(_sd|_worst10|_best10)?|mean_staleness|server_flops)"
+)
 
 _PBT_NOTE = (
     "sweep.scheduler=pbt changes values on the way: settings are named by the values that trials began with, and the"
@@ -190,14 +195,14 @@ def _doubtful_aims(config: Config, of_trial: Config) -> list[str]:
     """Return a sentence for each metric that nobody may have, or that is looked for at its worst."""
     better = {name: "max" for name in config.sweep.aims if is_accuracy(name)}
     better |= dict.fromkeys(("test_loss", "train_loss", "total_bytes"), "min")
-    better |= {f"extra/{entry['name']}": entry["mode"] for entry in task_metrics(of_trial)}
-    better |= {f"extra/{c}": metric.declaration.mode for metric in build_metrics(of_trial) for c in metric.columns}
-    measured = sorted(name for name in better if name.startswith("extra/"))
-    unknown = [name for name in config.sweep.aims if name.startswith("extra/") and name not in better]
+    measured = {f"extra/{entry['name']}": entry["mode"] for entry in task_metrics(of_trial)}
+    measured |= {f"extra/{c}": metric.declaration.mode for metric in build_metrics(of_trial) for c in metric.columns}
+    better |= measured
     return [
-        f"sweep.metric: {name} must be a figure of the method's own: neither the task nor evaluation.metrics has it"
-        f" (they have {', '.join(measured) or 'none'})"
-        for name in unknown
+        f"sweep.metric: {name} is no figure of the task's or of evaluation.metrics (these are"
+        f" {', '.join(measured) or 'none'}); unless the method reports it, no trial has it"
+        for name in config.sweep.aims
+        if name.startswith("extra/") and name not in measured and not _OWN_FIGURES.fullmatch(name)
     ] + [
         f"sweep.mode={mode} looks for the {mode}imum of {name}, of which {'less' if mode == 'max' else 'more'} is"
         f" better; set sweep.mode to {better[name]} unless you mean that"

@@ -90,6 +90,8 @@ class SweepTracker:
 
     def trial_done(self, trial: RunInfo) -> None:
         """Note that a trial's folder is complete; returns at once."""
+        if self.rewrites and status_in(trial.folder) != "finished":
+            return  # a resumed sweep goes on with it
         self._add(trial)
         self._ended.add(trial.folder.name)
 

@@ -348,13 +348,23 @@ def frozen() -> nn.Module:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_tile_has_the_frozen_weights_of_each_of_its_clients(*, shared: bool) -> None:
+def test_clients_with_frozen_weights_of_their_own_are_stepped_one_by_one(*, shared: bool) -> None:
     """Of one shape they are not those of another draw, nor of another round."""
     work = experiment(federated_dropout(keep=0.5, shared=shared), build=frozen, rounds=3, double=True)
     alone, together, notes = both(work, width=3)
-    assert off(alone, together) <= 1e-12 and notes == []
+    assert torch.equal(alone.vector, together.vector) and "has frozen weights of its own" in notes[0]
     apart = run_rounds(Engine(in_lanes(work), SplitFleet(in_lanes(work))))
     assert torch.equal(apart.vector, together.vector)
+
+
+def test_a_constant_that_no_part_cuts_keeps_nobody_out_of_lanes() -> None:
+    def scaled() -> nn.Module:
+        module = network()
+        module.register_buffer("scale", torch.ones(3), persistent=False)
+        return module
+
+    alone, together, notes = both(experiment(federated_dropout(keep=0.5), build=scaled, double=True), width=3)
+    assert off(alone, together) <= 1e-12 and notes == []
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------

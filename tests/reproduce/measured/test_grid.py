@@ -74,6 +74,14 @@ def test_a_run_comes_to_one_figure(given: Any, value: float | None, tmp_path: Pa
     assert value_of(run, measure(**given)) == (None if value is None else pytest.approx(value))
 
 
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_rounds_one_of_which_has_no_number_have_no_mean(loss: float, tmp_path: Path, make_run: MakeRun) -> None:
+    """Nor has their last value its place."""
+    run = load_run(make_run(tmp_path / "r", columns={**ROUNDS, "test_loss": [2.5, 1.5, None, loss, 1.75, 2.0]}))
+    assert [value_of(run, measure(of="test_accuracy", over=over)) for over in ("mean", "last5")] == [None, None]
+    assert value_of(run, measure(of="test_accuracy")) == 0.2
+
+
 @pytest.mark.parametrize("figure", [math.nan, math.inf])
 def test_what_is_no_number_is_no_figure(figure: float, tmp_path: Path, make_run: MakeRun) -> None:
     run = load_run(make_run(tmp_path / "r", columns=ROUNDS))

@@ -146,6 +146,9 @@ def not_recorded_note(error: Exception) -> str:
 
 def lane_refused(side: ClientSide, lane: Lane) -> str | None:
     """Give the reason why a client that is there can't be stepped with others, as :func:`why_alone`."""
+    if lane.slot.has_own_constants:
+        # A tile has one module: what lies in no lane's vector must be the same in all, not of one shape alone.
+        return f"a client's part of the network ({type(lane.facts.submodel).__name__}) has frozen weights of its own"
     return why_alone(side, lane.facts.submodel, lane.slot.module, is_padded=lane.is_padded)
 
 

@@ -78,9 +78,7 @@ class Lane:
         """Return a key that is equal for clients that can be stepped together."""
         tensors, (spec, others) = self.companions
         shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
-        # A tile has one module: what lies in no lane's vector must be the same in all, not of the same shape alone.
-        part = self.facts.submodel.key() if self.slot.has_constants else self.facts.submodel.shape()
-        return part, self.batch_size, self.anchor is None, str(spec), repr(others), shapes
+        return self.facts.submodel.shape(), self.batch_size, self.anchor is None, str(spec), repr(others), shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -256,8 +256,8 @@ def value_of(run: RunView, measure: Measure) -> float | None:
     if measure.share_of:
         part, whole = run.over(measure.of, "sum"), run.over(measure.share_of, "sum")
         return part / whole if part is not None and whole else None
-    value = None if measure.over is None else run.over(measure.of, measure.over)
-    return run.figure(measure.of) if value is None else value
+    is_measured = any(cell is not None for cell in run.column(measure.of))
+    return run.over(measure.of, measure.over) if measure.over and is_measured else run.figure(measure.of)
 
 
 def _columns_of_metrics(run: RunView) -> dict[str, str]:
