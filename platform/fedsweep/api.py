@@ -134,8 +134,8 @@ def resume(
 
 
 def _check_observers(observers: Sequence[Observer]) -> None:
-    given = observers if isinstance(observers, Iterable) else [observers]
-    if odd := [observer for observer in given if not isinstance(observer, Observer) or given is not observers]:
+    several = observers if isinstance(observers, Iterable) else [observers]
+    if odd := [one for one in several if not isinstance(one, Observer) or several is not observers]:
         raise ConfigError(f"observers must be a list of objects of the kind fedsweep.Observer, but one is {odd[0]!r}")
 
 

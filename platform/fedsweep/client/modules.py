@@ -45,7 +45,7 @@ class BoundModule:
 
     @cached_property
     def has_own_constants(self) -> bool:
-        """Whether values that are never trained were cut with the others: parts of one shape may have others."""
+        """Tells whether values that are never trained were cut with the others: parts of one shape may have others."""
         whole = {} if self._whole is None else constants(self._whole)
         return any(whole[name].shape != value.shape for name, value in constants(self.module).items() if name in whole)
 

@@ -34,14 +34,11 @@ def apply_overrides(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     Raises:
         ConfigError: A text is malformed, or a key lies below something that is no mapping; or there is one text alone.
     """
-    if isinstance(overrides, str | Mapping):
-        given = (
-            [overrides]
-            if isinstance(overrides, str)
-            else [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
-        )
-        kind = "one text" if isinstance(overrides, str) else "a mapping"
-        raise ConfigError(f"overrides are a list of texts KEY=VALUE, but got {kind}; write {given}")
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides are a list of texts KEY=VALUE, but got one text; write [{overrides!r}]")
+    if isinstance(overrides, Mapping):
+        texts = [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+        raise ConfigError(f"overrides are a list of texts KEY=VALUE, but got a mapping; write {texts}")
     tree: dict[str, Any] = yaml12.copied(dict(base))
     for text in overrides:
         key, value = parse_override(text)

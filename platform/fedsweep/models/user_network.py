@@ -177,8 +177,8 @@ def _check_derived(network: Network, *, name: str) -> None:
             f"model {name!r}: the batch norm {cumulative[0]!r} averages over all batches (momentum=None), by a count"
             " that does not travel; give it a momentum"
         )
-    known = {*moving, *(f"{path}.num_batches_tracked" for path in norms)}
-    before = {path: value for path, value in network.named_buffers() if path not in known}
+    travelling = {*moving, *(f"{path}.num_batches_tracked" for path in norms)}
+    before = {path: value for path, value in network.named_buffers() if path not in travelling}
     if not before:
         return
     tried = copied(network).train()
