@@ -236,7 +236,7 @@ class Engine:
                 return state, limit
             # Record: test the model, make the row, tell the components.
             wall_time_s, is_due, components = time.perf_counter() - began, self._due(state.round + 1), round.components
-            round.components = dict(components)
+            round.components = dict(components)  # a copy: in a last round components observe the tested row alone
             after = self._recorded(round, rows, wall_time_s, decision, tests=is_due)
             if not is_due and self._ends(after):
                 round.components = components
