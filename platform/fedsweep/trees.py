@@ -164,6 +164,23 @@ def constants_sha256(model: nn.Module) -> str | None:
     return digest.hexdigest()
 
 
+def to_arrays(value: Any) -> Any:
+    """Turn tensors on the CPU, alone or in mappings, into arrays that share their memory; all else stays as it is."""
+    if isinstance(value, Mapping):
+        return {name: to_arrays(item) for name, item in value.items()}
+    # Numpy has no bfloat16.
+    return value.numpy() if isinstance(value, Tensor) and value.dtype != torch.bfloat16 else value
+
+
+def to_tensors(value: Any) -> Any:
+    """Make tensors of their own from what :func:`to_arrays` gave, whose arrays may be read-only by now."""
+    if isinstance(value, Mapping):
+        return {name: to_tensors(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.array(value))
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def layout_of(model: nn.Module, riders: Iterable[tuple[str, tuple[int, ...]]] = ()) -> FlatLayout:
     """Return the layout of a model's trained parameters and float buffers; all else stays where it is.
 

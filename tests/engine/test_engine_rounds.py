@@ -13,6 +13,7 @@ from tiny import KEPT, METHODS, assert_same, stopped
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedmix import fedmix
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.catalog import built_in_card
 from fedsweep.components.local import LocalStep, LocalTerm, Objective, TaskLoss
@@ -24,6 +25,7 @@ from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_device, tiny_experiment, with_devices
 from fedsweep.world.availability import Availability
 from fedsweep.world.drift import Drift
+from fedsweep.world.stragglers import DropOut
 
 ROUND_BYTES, REGISTRATION_BYTES = 4 * 2 * 3 * 28, 4 * 6
 
@@ -221,6 +223,22 @@ def test_what_travels_beside_models_counts_where_a_run_ends() -> None:
     ended = replace(plain, training=replace(plain.training, stop=limit), evaluate_every=3)
     tested = [record.test_accuracy is not None for record in run_rounds(local_engine(ended)).records]
     assert tested == [False, False, True, True]
+
+
+def test_who_drops_out_of_its_first_round_is_sent_everything_again_where_a_run_ends() -> None:
+    """By who took part, whether it dropped out or not, a fourth round would seem to fit."""
+    device = replace(tiny_device(1e6), drop_probability=0.5)
+    plain = tiny_experiment(fedmix(), rounds=9, cohort_size=5)
+    plain = replace(
+        with_devices(plain, [device]), cards=((built_in_card("fedmix"), {"strength": 0.2, "group_size": None}),)
+    )
+    plain = replace(plain, world=replace(plain.world, stragglers=DropOut()))
+    sent = run_rounds(local_engine(plain)).records
+    for number in range(1, 9):
+        limit = StopLimits(total_bytes=sent[number].total_bytes - 1)
+        ended = replace(plain, training=replace(plain.training, stop=limit), evaluate_every=20)
+        records = run_rounds(local_engine(ended)).records
+        assert [record.test_accuracy is not None for record in records] == [False] * (number - 1) + [True]
 
 
 def test_components_hear_of_a_last_round_once() -> None:

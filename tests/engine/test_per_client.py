@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import Question
 from fedsweep.components import (
@@ -188,6 +189,15 @@ class Losing(LocalFleet):
         if self.asked == 1:
             raise WorkerLost("a worker of the test is gone")
         return super().measure(question, vector, memories)
+
+
+def test_a_worker_that_is_lost_before_round_1_changes_nothing() -> None:
+    experiment = tiny_experiment(dynamicfl(group="similarity", high_interval=1, low_interval=2))
+    fleet = Losing(experiment)
+    repaired: list[str] = []
+    one = run_rounds(Engine(experiment, fleet, on_repair=repaired.append))
+    assert fleet.asked == 2 and repaired == ["before round 1: a worker of the test is gone; replacing it and going on"]
+    assert torch.equal(one.vector, run_rounds(local_engine(experiment)).vector)
 
 
 def test_a_worker_that_is_lost_in_a_test_changes_nothing() -> None:

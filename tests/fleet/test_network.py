@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fedsweep.client.exchange import InPlace
-from fedsweep.errors import ResourceError, WorkerLost
+from fedsweep.errors import MemoryLost, ResourceError, WorkerLost
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store
 from fedsweep.streams import stream
@@ -203,7 +203,16 @@ def test_a_member_that_stays_away_is_told() -> None:
         NetworkExchange(store, lonely)
 
 
-def test_those_who_wait_for_a_lost_one_are_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fate", "error", "words"),
+    [
+        ("dies", WorkerLost, "client actor 0 does not answer, client actor 1 died"),
+        ("forgot", MemoryLost, "what clients of actor 1 remember is lost"),  # a new try would not find it either
+    ],
+)
+def test_those_who_wait_for_a_lost_one_are_given_up_after_a_while(
+    fate: str, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A machine that is gone closes no connection: who waits for it at a sync point would wait for ever."""
     from ray import exceptions as ray_errors
 
@@ -214,10 +223,10 @@ def test_those_who_wait_for_a_lost_one_are_given_up_after_a_while(monkeypatch: p
 
     class Ray:
         def wait(self, refs: list[str], **_: Any) -> tuple[list[str], list[str]]:
-            return [ref for ref in refs if ref == "dies"], []
+            return [ref for ref in refs if ref != "waits"], []
 
         def get(self, ref: str) -> None:
-            raise ray_errors.RayActorError
+            raise ray_errors.RayActorError if ref == "dies" else ray_errors.ObjectLostError("00" * 28, "", "")
 
         def kill(self, actor: str) -> None:
             killed.append(actor)
@@ -227,7 +236,7 @@ def test_those_who_wait_for_a_lost_one_are_given_up_after_a_while(monkeypatch: p
     fleet = object.__new__(ray_fleet.RayFleet)
     fleet._actors, fleet._pings, fleet._hang_timeout_s = {0: "first", 1: "second"}, {}, 60.0
     monkeypatch.setattr(fleet, "_hanging", lambda pending: [])  # it answers, as it waits beside its control thread
-    with pytest.raises(WorkerLost, match="client actor 0 does not answer, client actor 1 died"):
-        fleet._wait({0: "waits", 1: "dies"}, together=True)
+    with pytest.raises(error, match=words):
+        fleet._wait({0: "waits", 1: fate}, together=True)
     assert killed == ["first"]
     assert next(now) == 90  # asked until more than 60 seconds had passed since 10

@@ -64,6 +64,24 @@ def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
         os.umask(mask)
 
 
+def test_ctrl_c_while_ray_starts_leaves_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook the process goes on, and its next run would take the cluster for the user's own."""
+    ended: list[object] = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_start, "shut_down", lambda lost: ended.append("shut down"))
+    monkeypatch.setattr(ray_start, "remove_session", ended.append)
+    cluster = object.__new__(ClusterStart)
+    cluster._starting, cluster._mask = SimpleNamespace(result=interrupted), None  # type: ignore[assignment]
+    cluster._vital = SimpleNamespace(lost=None, kill_all_started=lambda: ended.append("killed"))  # type: ignore[assignment]
+    monkeypatch.setattr(cluster, "mark_sessions", lambda: {Path("session")})
+    with pytest.raises(KeyboardInterrupt):
+        cluster.take()
+    assert ended == ["shut down", "killed", Path("session")]
+
+
 @pytest.mark.ray
 def test_an_end_asked_for_while_everything_starts_writes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "fedsweep", "run", "quickstart/fedavg", "--set", "runtime.client_actors=2"]

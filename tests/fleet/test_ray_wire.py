@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.fleet.ray_wire import to_arrays, to_tensors
+from fedsweep.trees import to_arrays, to_tensors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.bool])

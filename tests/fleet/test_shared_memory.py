@@ -47,7 +47,7 @@ def member(folder: Path, index: int, size: int, dtype: torch.dtype, gate, pipe, 
         for number in range(rounds):
             weights = [1 / (k + number + 1) for k in range(len(CLIENTS))]
             exchange.mean(own, CLIENTS, weights, out, workers={k: k % size for k in CLIENTS})
-        pipe.send(out.numpy())
+        pipe.send(out.view(torch.uint8).numpy())
     except WorkerLost as lost:
         pipe.send(str(lost))
 
@@ -67,7 +67,7 @@ def start(tmp_path: Path, size: int, dtype: torch.dtype, rounds: int):  # type: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [2, 3])
 def test_members_get_the_bits_of_a_sum_in_one_process(tmp_path: Path, size: int, dtype: torch.dtype) -> None:
     rounds = 50
@@ -79,7 +79,7 @@ def test_members_get_the_bits_of_a_sum_in_one_process(tmp_path: Path, size: int,
         assert pipe.poll(30)
         found = pipe.recv()
         assert isinstance(found, np.ndarray)
-        assert found.tobytes() == expected.numpy().tobytes()
+        assert found.tobytes() == expected.view(torch.uint8).numpy().tobytes()
         process.join(10)
 
 

@@ -33,7 +33,7 @@ from fedsweep.guard import OnClient, ask
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import Stream, stream
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import FlatLayout, all_finite
+from fedsweep.trees import FlatLayout, all_finite, to_arrays, to_tensors
 
 
 @dataclass
@@ -137,9 +137,9 @@ class LocalRound:
         self.progress = progress
         self._optimizer.momentum_weight = progress.momentum_weight
         # Copies: arrays from Ray's object store are read-only.
-        self.model.vector.copy_(torch.tensor(memory["held"]))
+        self.model.vector.copy_(to_tensors(memory["held"]))
         if "anchor" in memory:
-            self.model.set_anchor(torch.tensor(memory["anchor"], device=self._side.device))
+            self.model.set_anchor(to_tensors(memory["anchor"]).to(self._side.device))
 
     def begin(
         self, job: LocalJob, anchor: Tensor | None, *, version: int, broadcast: Payload, probes: tuple[Probe, ...]
@@ -358,9 +358,9 @@ class LocalRound:
         if self._side.optimizer.keep == "persist" or not attended:
             memory["optimizer"] = self._optimizer.arrays()
         if not attended:
-            memory["held"] = self.model.vector.cpu().numpy().copy()
+            memory["held"] = to_arrays(self.model.vector.cpu().clone())
             if self.model.anchor is not None:
-                memory["anchor"] = self.model.anchor.cpu().numpy().copy()
+                memory["anchor"] = to_arrays(self.model.anchor.cpu().clone())
         return totals, memory or None
 
     def _error(self, step: int, reason: str) -> ClientJobError:

@@ -9,14 +9,13 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsweep.client.modules import ClientModel
 from fedsweep.components.optimizers import SGD, Adam
 from fedsweep.errors import ConfigError
-from fedsweep.trees import FlatLayout
+from fedsweep.trees import FlatLayout, to_arrays, to_tensors
 
 
 def optimizer_riders(settings: OptimizerSettings, num_params: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -52,7 +51,7 @@ class ClientOptimizer:
         model: ClientModel,
         *,
         learning_rate: float,
-        memory: Mapping[str, np.ndarray] | None,
+        memory: Mapping[str, Any] | None,
     ) -> None:
         self._settings, self._model, self._flat, self._memory = settings, model, model.flat, dict(memory or {})
         self._learning_rate = learning_rate
@@ -82,19 +81,19 @@ class ClientOptimizer:
         if name in self._memory:
             # The sub-model's share of what has one value per parameter of the full model.
             full = self._model.full
-            padded = full.padded(torch.tensor(self._memory[name]))
+            padded = full.padded(to_tensors(self._memory[name]))
             value.copy_(self._model.submodel.extract(padded, full)[: len(value)])
         return value
 
-    def _grown(self, name: str) -> np.ndarray:
+    def _grown(self, name: str) -> Tensor:
         """Return a state tensor in the full model's size: the sub-model's share; the rest as it was, or zero."""
         part, model = self.as_torch.state[self._flat][name].detach().cpu(), self._model
         covered, params = model.submodel.stays(model.layout.padded(part), model.full), slice(model.full.num_params)
         whole = covered.vector[params].clone()
         if covered.cover is not None:
-            old = torch.tensor(self._memory[name]) if name in self._memory else torch.zeros_like(whole)
+            old = to_tensors(self._memory[name]) if name in self._memory else torch.zeros_like(whole)
             whole = torch.where(covered.cover[params], whole, old)
-        return whole.numpy()
+        return whole
 
     def scale_and_clip(self) -> None:
         """Make the gradient ready for a step; a clipped one has its norm in the scale that the client steps in."""
@@ -107,11 +106,11 @@ class ClientOptimizer:
         if self._scale is not None:
             self._flat.grad.mul_(self._scale)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Any]:
         """Return the state as arrays of the full model's size, for the client's memory."""
         state = self.live()
         return {
-            name: self._grown(name) if whole else state[name].cpu().numpy().copy()
+            name: to_arrays(self._grown(name) if whole else state[name].cpu().clone())
             for name, whole in state_slots(self._settings)
         }
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedsweep.client.messages import Handle, Progress, Reply
@@ -17,7 +16,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep.trees import FlatLayout, to_tensors
 
 
 def client_update(
@@ -69,7 +68,7 @@ def held_update(
     """
     memory, progress = fetch(state.memories[client]), state.held[client]
     # A copy: arrays from Ray's object store are read-only.
-    reply = Reply(client=client, vector=torch.tensor(memory["held"]), progress=progress)
+    reply = Reply(client=client, vector=to_tensors(memory["held"]), progress=progress)
     return client_update(reply, num_samples=progress.samples, learning_rate=learning_rate, layout=layout)
 
 

@@ -168,9 +168,8 @@ class Engine:
         self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger, probed: Counter[int]
     ) -> Mapping[int, Payload]:
         """Ask clients; what they send and compute, forward passes of one sample, is added up."""
-        everybody = range(len(self.experiment.world.profiles))
-        clients = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
-        answers = self.fleet.measure(Question(clients=clients, probes=probes), vector, {})
+        clients = tuple(k for k in range(len(self.experiment.world.profiles)) if any(probe.asks(k) for probe in probes))
+        answers = self._repaired(0, lambda _: self.fleet.measure(Question(clients=clients, probes=probes), vector, {}))
         taken = {client: passes_taken(answer, probes) for client, answer in answers.items()}
         answers = {client: sent_of(answer, probes) for client, answer in answers.items()}
         probed.update(probed_samples(self.experiment, probes, taken))
@@ -268,14 +267,15 @@ class Engine:
         return replace(state, stepping=stepping)
 
     def _repaired(self, round: int, work: Callable[[int], _Done]) -> _Done:
-        """Have workers do something, from its start each time one of them was lost and is replaced."""
+        """Have workers do something, from its start each time one of them was lost and is replaced; 0: the set-up."""
+        when = f"round {round}" if round else "before round 1"
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 return work(attempt)
             except WorkerLost as lost:
-                self._on_repair(f"round {round}: {lost}; replacing it and going on")
+                self._on_repair(f"{when}: {lost}; replacing it and going on")
                 self.fleet.repair()
-        raise RunError(f"round {round} was begun {_MAX_ATTEMPTS} times and lost a client actor each time")
+        raise RunError(f"{when}: begun {_MAX_ATTEMPTS} times and lost a client actor each time")
 
     def _ends(self, state: RunState) -> bool:
         """Tell whether the run ends with the round that it is after, as far as the next one's plan can tell."""
@@ -286,8 +286,8 @@ class Engine:
             return False
         if self.spending is not None:
             return self.spending.next(state) is None
-        plan, seen = self.planner.plan(state), {k for record in state.records for k in record.cohort}
-        beside = math.ceil(sum(self._card_traffic.in_round(plan, seen)))
+        plan = self.planner.plan(state)
+        beside = math.ceil(sum(self._card_traffic.in_round(plan, state.taken_part)))
         return stop.passed_by(state.total_bytes + plan.num_bytes + beside, plan.clock) is not None
 
     @cached_property

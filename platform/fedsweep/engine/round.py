@@ -271,8 +271,9 @@ class Round:
 
     def _charge_lost(self) -> None:
         """Charge clients that drop out; their work is not done, since nobody would see it."""
+        published = self._published() if self.plan.lost else {}
         for client, work in self.plan.lost.items():
-            self._charges.download(client, self._published())
+            self._charges.download(client, published)
             # It forgets the round, and this with it.
             self._charges.published.pop(client, None)
             if work.sends:

@@ -111,3 +111,8 @@ class RunState:
     models: Mapping[int, HubModel] = field(default_factory=dict)
     hub_times: Mapping[int, float] = field(default_factory=dict)
     partial: Mapping[str, State] = field(default_factory=dict)
+
+    @property
+    def taken_part(self) -> set[int]:
+        """Clients that have taken part in a round; with published content those that have it: who drops out forgets."""
+        return {*self.published} or {client for record in self.records for client in record.cohort}

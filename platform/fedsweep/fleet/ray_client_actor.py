@@ -16,9 +16,10 @@ from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Vectors, make_worker
 from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store
-from fedsweep.fleet.ray_wire import received_segment, sent_answer, to_arrays, to_tensors
+from fedsweep.fleet.ray_wire import received_segment, sent_answer
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
 from fedsweep.records import State
+from fedsweep.trees import to_arrays, to_tensors
 
 
 class ClientActor:

@@ -20,8 +20,9 @@ from fedsweep.errors import ClientJobError, FedsweepError, MemoryLost, ResourceE
 from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, merged_answers
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
 from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind
-from fedsweep.fleet.ray_wire import received_answer, sent_segment, to_arrays, to_tensors
+from fedsweep.fleet.ray_wire import received_answer, sent_segment
 from fedsweep.records import Payload, State
+from fedsweep.trees import to_arrays, to_tensors
 
 # Waiting is cut into pieces of so many seconds: between two of them, actors that have not answered are pinged.
 _POLL_S = 5.0
@@ -111,6 +112,8 @@ class RayFleet(Fleet):
                 if not dead:
                     self._group.fall_back(_SLOW)
                     return
+            if self._closed:
+                raise RunError("the run was ended")
             self._warn(f"client actors {dead} died while they started, and are replaced")
             self._grow(dead)
         raise RunError(f"client actors died in {_MOST_STARTS} starts running; Ray's logs may say why")
@@ -197,7 +200,7 @@ class RayFleet(Fleet):
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         self.ready()
         # Put once, read by all actors of a node from its shared memory.
-        segment_ref, anchor_ref = ray.put(sent_segment(segment)), ray.put(anchor.numpy())
+        segment_ref, anchor_ref = ray.put(sent_segment(segment)), ray.put(to_arrays(anchor))
         calls: dict[int, list[Any]] = {}
         keepers: dict[int, list[int]] = {}
         # In a folded segment every actor sums its share of the coordinates, also one without clients.
@@ -243,17 +246,18 @@ class RayFleet(Fleet):
         pending = dict(heads)
         lost: dict[int, str] = {}
         failed: list[Exception] = []
-        alone_since = 0.0
+        alone_since, in_vain = 0.0, list[int]()
         while pending:
             done, _ = ray.wait(list(pending.values()), num_returns=1, timeout=_POLL_S, fetch_local=False)
             for index in [k for k, ref in pending.items() if ref in done]:
                 self._outcome(index, pending.pop(index), lost, failed, receive)
             gone = [] if done else self._hanging(pending)
-            if together and lost:
-                # A machine that is gone closes no connection, so those who wait for it may not notice.
+            if together and (lost or failed):
+                # A machine that is gone closes no connection, and a call whose memory is gone never begins: those who
+                # wait for it may not notice.
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since > self._hang_timeout_s:
-                    gone = list(pending)
+                    in_vain = gone = list(pending)
             for index in gone:
                 ray.kill(self._actors[index])
                 lost[index] = f"client actor {index} does not answer"
@@ -261,7 +265,7 @@ class RayFleet(Fleet):
         # A ping that nobody waited for any more says nothing of the next wait.
         self._pings.clear()
         # An actor's death may be why a memory could not be had: the round is tried again before a checkpoint is.
-        if failed and not (lost and all(isinstance(error, MemoryLost) for error in failed)):
+        if failed and not (lost.keys() - set(in_vain) and all(isinstance(error, MemoryLost) for error in failed)):
             raise min(failed, key=_blame)
         if lost:
             raise WorkerLost(", ".join(lost[k] for k in sorted(lost)))
@@ -305,13 +309,13 @@ class RayFleet(Fleet):
     def prove(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> Stepping:
         self.ready()
         call, answers = self._actors[0].prove, list[Stepping]()
-        ref = call.remote(ray.put(sent_segment(segment)), ray.put(anchor.numpy()), [*memories], *memories.values())
+        ref = call.remote(ray.put(sent_segment(segment)), ray.put(to_arrays(anchor)), [*memories], *memories.values())
         self._wait({0: ref}, receive=lambda _, stepping: answers.append(stepping))
         return answers[0]
 
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         self.ready()
-        vector_ref, refs = ray.put(vector.numpy()), {}
+        vector_ref, refs = ray.put(to_arrays(vector)), {}
         for index, actor in self._actors.items():
             share = question.clients[index :: self._num_actors]
             remembering = [client for client in share if client in memories]

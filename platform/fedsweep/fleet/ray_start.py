@@ -123,8 +123,10 @@ class ClusterStart:
         """
         try:
             context = self._starting.result()
-        except Exception as error:  # Ray raises the bare class where a process of its own dies while it starts
-            self._give_up()
+        except BaseException as error:  # Ray raises the bare class where a process of its own dies while it starts
+            self._give_up(keeps_logs=isinstance(error, Exception))
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C, maybe in a notebook, where the next run must not find this cluster
             raise ResourceError(f"no Ray cluster could be started here ({first_line(error)}); try again") from error
         finally:
             self._put_mask_back()
@@ -145,11 +147,11 @@ class ClusterStart:
             for session in self.mark_sessions():
                 remove_session(session)
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, keeps_logs: bool) -> None:
         shut_down(self._vital.lost)
         self._vital.kill_all_started()
         for session in self.mark_sessions():
-            log_kept(session)
+            (log_kept if keeps_logs else remove_session)(session)
 
     def _put_mask_back(self) -> None:
         if self._mask is not None:

@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from fedsweep.client.messages import Segment, SegmentReply
+from fedsweep.trees import to_arrays, to_tensors
 
 
 def sent_segment(segment: Segment) -> Segment:
@@ -35,21 +32,6 @@ def sent_answer(answer: SegmentReply) -> SegmentReply:
 def received_answer(sent: SegmentReply, memories: Mapping[int, object]) -> SegmentReply:
     """Return the answer that was sent, with references to the clients' memories."""
     return replace(_answer(sent, to_tensors), memories=memories)
-
-
-def to_arrays(value: Any) -> Any:
-    """Turn tensors on the CPU, alone or in mappings, into arrays that share their memory; all else stays as it is."""
-    if isinstance(value, Mapping):
-        return {name: to_arrays(item) for name, item in value.items()}
-    # Numpy has no bfloat16.
-    return value.numpy() if isinstance(value, Tensor) and value.dtype != torch.bfloat16 else value
-
-
-def to_tensors(value: Any) -> Any:
-    """Make tensors of their own from what :func:`to_arrays` gave, whose arrays may be read-only by now."""
-    if isinstance(value, Mapping):
-        return {name: to_tensors(item) for name, item in value.items()}
-    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
 
 
 def _segment(segment: Segment, change: Callable[[Any], Any]) -> Segment:

@@ -27,7 +27,6 @@ from fedsweep.fleet.fleet import Vectors
 from fedsweep.trees import weighted_mean
 
 _TOKEN = struct.Struct("<Q")
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class SharedMemoryExchange(Exchange):
@@ -46,10 +45,9 @@ class SharedMemoryExchange(Exchange):
 
     def __init__(self, folder: Path, vectors: Vectors, *, index: int, size: int, timeout_s: float = 3600.0) -> None:
         self._folder, self._index, self._size, self._timeout_s = folder, index, size, timeout_s
-        num_values, kind = vectors.num_values, _NUMPY[vectors.dtype]
-        slots = np.memmap(folder / "slots", dtype=kind, mode="r+", shape=(vectors.capacity, num_values))
-        self._slots = torch.from_numpy(slots)
-        self._mean = torch.from_numpy(np.memmap(folder / "mean", dtype=kind, mode="r+", shape=(num_values,)))
+        num_values = vectors.num_values
+        self._slots = _mapped(folder / "slots", vectors.dtype).view(vectors.capacity, num_values)
+        self._mean = _mapped(folder / "mean", vectors.dtype)
         bounds = np.linspace(0, num_values, size + 1).astype(int)
         self._share = slice(int(bounds[index]), int(bounds[index + 1]))
         self._counter = 0
@@ -73,7 +71,7 @@ class SharedMemoryExchange(Exchange):
             self._writers.append(os.open(self._pipe(self._index, peer), os.O_WRONLY | os.O_NONBLOCK))
         self._poll = select.poll()
         for descriptor in self._readers:
-            self._poll.register(descriptor, select.POLLIN)
+            self._poll.register(descriptor, 0)
 
     def mean(
         self,
@@ -114,23 +112,20 @@ class SharedMemoryExchange(Exchange):
             raise WorkerLost("another client actor is gone") from error
         deadline = time.monotonic() + self._timeout_s
         waiting = set(self._readers)
+        for descriptor in waiting:
+            self._poll.modify(descriptor, select.POLLIN)
         while waiting:
             events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             if not events:
                 raise WorkerLost(f"another client actor did not reach a sync point within {self._timeout_s:.0f} s")
             for descriptor, event in events:
-                if descriptor not in waiting:
-                    # It is ahead of the slowest member: its next token waits. Let the others run.
-                    if event & (select.POLLHUP | select.POLLERR) and not event & select.POLLIN:
-                        raise WorkerLost(f"client actor {self._readers[descriptor]} is gone")
-                    if all(d not in waiting for d, _ in events):
-                        time.sleep(0)
-                    continue
-                token = os.read(descriptor, _TOKEN.size)
+                token = os.read(descriptor, _TOKEN.size) if event & select.POLLIN else b""
                 if not token:
                     raise WorkerLost(f"client actor {self._readers[descriptor]} is gone")
                 if _TOKEN.unpack(token)[0] != self._counter:
                     raise WorkerLost(f"client actor {self._readers[descriptor]} is at another sync point")
+                # The token of one who is ahead waits for the next barrier; its end shows at this one.
+                self._poll.modify(descriptor, 0)
                 waiting.discard(descriptor)
 
     def close(self) -> None:
@@ -138,6 +133,11 @@ class SharedMemoryExchange(Exchange):
         for descriptor in [*self._readers, *self._writers]:
             os.close(descriptor)
         self._readers, self._writers = {}, []
+
+
+def _mapped(path: Path, dtype: torch.dtype) -> Tensor:
+    """Map a file as one row of values; as bytes first, since numpy has no bfloat16."""
+    return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="r+")).view(dtype)
 
 
 def make_group_files(folder: Path, vectors: Vectors) -> None:

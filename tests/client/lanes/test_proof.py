@@ -281,9 +281,10 @@ def of_the_loop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return whole_run(tmp_path_factory.mktemp("loop") / "run", None)
 
 
-def a_moved_optimizer(by: float) -> Callable[[pytest.MonkeyPatch], None]:
+def a_moved_optimizer(by: float, lanes: slice = slice(None)) -> Callable[[pytest.MonkeyPatch], None]:
     step = LaneOptimizer.step
-    return lambda patch: patch.setattr(LaneOptimizer, "step", lambda self: (step(self), self._params.mul_(by))[0])
+    moved = lambda self: (step(self), self._params[lanes].mul_(by))[0]  # noqa: E731
+    return lambda patch: patch.setattr(LaneOptimizer, "step", moved)
 
 
 def a_changed_replay(patch: pytest.MonkeyPatch) -> None:
@@ -317,6 +318,7 @@ IN_A_RUN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
     "error: probing": (an_error("the memory is probed"), "graph", "can't be probed"),
     "numbers of lanes": (a_moved_optimizer(1.001), "loop", "of the move, and 1e-04 is allowed"),
     "no numbers of lanes": (a_moved_optimizer(float("nan")), "loop", "is off by nan"),
+    "no numbers of the last lane": (a_moved_optimizer(float("nan"), lanes=slice(-1, None)), "loop", "is off by nan"),
     "numbers of a replay": (a_changed_replay, "lanes", "it gives other values than the step"),
     "figures of the memory": (
         lambda patch: patch.setattr(gpu_memory, "device_memory", lambda: -5.0),

@@ -63,7 +63,7 @@ class _Proof:
         off: float | None = None
         try:
             moved = self._after_lanes(clients)
-            off = max(_off(start[k], expected[k], moved[k]) for k in moved)
+            off = _farthest(start, expected, moved)
         except Exception as error:
             self._notes.append(one_by_one_note(f"a first tile of them failed ({first_line(error)})"))
             return self._chosen("loop")
@@ -71,7 +71,7 @@ class _Proof:
         # Also where it is NaN: values that are not finite prove nothing.
         if not off <= allowed:
             rounded = self._after_loop(clients, rounded=True)
-            of_rounding = max(_off(start[k], expected[k], rounded[k]) for k in moved)
+            of_rounding = _farthest(start, expected, rounded)
             allowed = max(allowed, min(_TIMES_ROUNDING * of_rounding, _FARTHEST))
         if not off <= allowed:
             self._notes.append(
@@ -134,6 +134,12 @@ class _Proof:
             self._notes.append(not_recorded_note(error))
             return False
         return True
+
+
+def _farthest(start: dict[int, Tensor], expected: dict[int, Tensor], moved: dict[int, Tensor]) -> float:
+    """Return how far the client is off whose values are farthest off; NaN where any one's are not finite."""
+    offs = [_off(start[client], expected[client], values) for client, values in moved.items()]
+    return math.nan if any(map(math.isnan, offs)) else max(offs)
 
 
 def _off(start: Tensor, expected: Tensor, moved: Tensor) -> float:

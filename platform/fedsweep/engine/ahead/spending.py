@@ -91,7 +91,7 @@ class Spending:
 
     def next(self, state: RunState) -> Chosen | None:
         """Return the next round; None where no way is within the budget."""
-        stop, seen = self._experiment.training.stop, {k for record in state.records for k in record.cohort}
+        stop, seen = self._experiment.training.stop, state.taken_part
         plans = [way.planner.plan(state) for way in self.ways]
         sent = [way.sent(plan, seen) for way, plan in zip(self.ways, plans, strict=True)]
         fits = [
