@@ -99,7 +99,7 @@ class SamplesSpeedRarity(Weighting):
         rarity = [math.fsum(len(counted) / holders[c] for c in own) / len(own) for own in attending.values()]
         speeds = [float(state["speeds"][u.client]) for u in updates]
         weights = torch.tensor(
-            [u.samples_since_anchor * s * self._factor(b) for u, s, b in zip(updates, speeds, rarity, strict=True)],
+            [u.num_samples * s * self._factor(b) for u, s, b in zip(updates, speeds, rarity, strict=True)],
             dtype=torch.float64,
         )
         return weights / weights.sum(), state

@@ -111,6 +111,14 @@ class TrajectoryDistillation(Refinement):
                 " look less far ahead"
             )
 
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        if self.snapshots <= context.num_rounds:
+            return ()
+        return (
+            f"the synthesis follows round {self.snapshots - 1}, and rounds after it are fine-tuned, but the run has"
+            f" {context.num_rounds}: this is FedAvg; set method.snapshots to fewer, or training.rounds to more",
+        )
+
     def init(self, context: ServerContext) -> State:
         """Return the state with the initial model as the first snapshot.
 

@@ -24,6 +24,8 @@ Multiplier = Literal["auto", "activation", "incoming", "split", "none"]
 
 # Under "printed" the fastest device's rate reaches 1, where the multiplier 1 / (1 - rate) has no value.
 _BELOW_ONE = 0.99
+# Of the weights of units whose rates are not capped: a smaller sum has few digits, or none.
+_SMALLEST = 1e-290
 
 
 def device_time(macs: int, context: RoundContext, client: int) -> float:
@@ -104,12 +106,15 @@ def unit_rates(scores_U: np.ndarray, rate: float, *, cap: float = 0.9, temperatu
     """
     scores = np.asarray(scores_U, dtype=np.float64)
     # From the lowest score, which changes no share: no exponent is above 0, so nothing overflows.
-    shares = np.exp((scores.min(initial=np.inf) - scores) / temperature)
+    weights = np.exp((scores.min(initial=np.inf) - scores) / temperature)
     budget = len(scores) * min(rate, cap)
     capped = np.zeros(len(scores), dtype=bool)
     rates = np.zeros(len(scores))
     while not capped.all():
-        rates[~capped] = (budget - cap * capped.sum()) * shares[~capped] / shares[~capped].sum()
+        left = weights[~capped]
+        if left.sum() < _SMALLEST:  # beside those that are capped: from the lowest of the others, then
+            left = np.exp((scores[~capped].min() - scores[~capped]) / temperature)
+        rates[~capped] = (budget - cap * capped.sum()) * left / left.sum()
         exceeding = ~capped & (rates > cap)
         if not exceeding.any():
             break

@@ -150,9 +150,14 @@ class NonIIDDegree(Weighting):
         }
 
     def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
-        if self.estimate == "gradients":
-            return ()
-        return note_of_equals(context, f"sizes {'and the offsets b' if self.learning_rate_b else 'alone'}")
+        notes = () if self.estimate == "gradients" else note_of_equals(context, self._what_is_left)
+        if state is None and self._learns and self.gradient == "explicit":
+            notes += ("forecasts leave out the pass that clients take for the gradient (method.gradient=explicit)",)
+        return notes
+
+    @property
+    def _what_is_left(self) -> str:
+        return f"sizes {'and the offsets b' if self.learning_rate_b else 'alone'}"
 
     def _proxy(self, context: ServerContext) -> dict[str, Tensor] | None:
         wanted = "gradient=proxy" if self.gradient == "proxy" and self._learns else ""

@@ -213,12 +213,12 @@ class ClientUpdate:
         layout: How the vector lies.
         submodel: Which part of the full model it is.
         anchor_version: Version of the server's model that it started from.
-        num_samples: Samples that it holds in this round.
+        num_samples: Samples that it holds in this round; of work that went on over rounds' ends, in all rounds since
+            the anchor in total.
         steps: Local steps since the anchor.
         effective_steps: Sum of the weights with which the steps' gradients entered the move: ``steps`` for plain
             SGD, more with momentum (Wang et al. 2020, FedNova); NaN where no such number exists.
         learning_rate: The rate that was applied.
-        samples_since_anchor: Samples held in the rounds since the anchor, in total.
         classes_since_anchor: Classes seen since the anchor; None: all of the client's.
         train_loss: Mean loss over the steps since the anchor; NaN without steps.
         extras: What else it sent.
@@ -233,7 +233,6 @@ class ClientUpdate:
     steps: int
     effective_steps: float
     learning_rate: float
-    samples_since_anchor: int
     classes_since_anchor: tuple[int, ...] | None = None
     train_loss: float = float("nan")
     extras: Payload = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,7 +86,7 @@ def update(client: int, samples: int, classes: Sequence[int] | None = None) -> C
     return tiny_update(
         client,
         layout=layout_of(linear_model()),
-        samples_since_anchor=samples,
+        num_samples=samples,
         classes_since_anchor=None if classes is None else tuple(classes),
     )
 
@@ -132,7 +131,7 @@ def test_weights_are_samples_times_speed_times_rarity() -> None:
 
 def test_same_classes_and_speeds_give_fedavgs_weights_bit_for_bit() -> None:
     updates = [update(k, n, (0, 2)) for k, n in enumerate((7, 11, 3))]
-    by_size = by_samples([dataclasses.replace(u, num_samples=u.samples_since_anchor) for u in updates])
+    by_size = by_samples(updates)
     assert weights(SamplesSpeedRarity(), updates) == by_size.tolist()
     assert weights(SamplesSpeedRarity(), [update(k, 5, (1,)) for k in range(3)]) == pytest.approx([1 / 3] * 3)
 

@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from fedsweep import plugins
 from fedsweep.commands import catalog
+from fedsweep.commands.listing import entries
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -50,6 +53,18 @@ def test_everything_that_is_listed_can_be_shown(kind: str, fedsweep: Command) ->
     code, out, err = fedsweep("show", entries[-1].name)
     assert (code, err) == (0, "")
     assert all(f"{kind.removesuffix('s')} {entry.name}: " in out for entry in entries)
+
+
+@pytest.mark.parametrize("kind", ["datasets", "models", "partitions"])
+def test_what_installed_packages_add_is_listed_and_shown(
+    kind: str, fedsweep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = {f"fedsweep.{kind}": [EntryPoint("rotating", "fedsweep.world.partitions.kinds:IID", f"fedsweep.{kind}")]}
+    for module in (entries, plugins):
+        monkeypatch.setattr(module, "entry_points", lambda group: added.get(group, []))
+    assert "rotating" in fedsweep("list", kind)[1]
+    code, out, err = fedsweep("show", "rotating")
+    assert (code, err) == (0, "") and out.startswith(f"{kind.removesuffix('s')} rotating: of an installed package\n")
 
 
 def test_show_of_a_preset_is_its_file(fedsweep: Command) -> None:

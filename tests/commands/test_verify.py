@@ -28,6 +28,15 @@ def test_verify_of_a_repeatable_run_is_exit_0(finished: Path, fedsweep: Command)
     assert sorted(finished.rglob("*")) == before and list(Path().iterdir()) == []
 
 
+def test_a_run_that_a_scheduler_ended_is_not_played_to_its_end(finished: Path, fedsweep: Command) -> None:
+    shutil.copytree(finished, "run")
+    result = json.loads(Path("run/result.json").read_text())
+    Path("run/result.json").write_text(json.dumps({**result, "stopped_by": "scheduler"}))
+    code, out, err = fedsweep("verify", "run", "-q")
+    assert code != 0 and out == ""
+    assert "a sweep's scheduler ended it after 2 rounds, before its own end" in err
+
+
 def test_verify_says_what_differs(finished: Path, fedsweep: Command) -> None:
     shutil.copytree(finished, "run")
     text = Path("run/config.yaml").read_text()

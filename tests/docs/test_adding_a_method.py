@@ -121,7 +121,6 @@ def test_the_update_is_the_papers(folder: Path) -> None:
         steps=1,
         effective_steps=1.0,
         learning_rate=0.1,
-        samples_since_anchor=1,
     )
     sync = SyncContext(
         round=1,

@@ -14,7 +14,7 @@ import torch
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedmix import fedmix
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
-from fedsweep.components.planning import Pacing, SubModelPolicy
+from fedsweep.components.planning import Pacing, SubModelPolicy, UniformSelection
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
@@ -115,7 +115,19 @@ def test_work_that_goes_on_is_carried_into_a_round_once(pacing: Pacing) -> None:
     """Each client has 16 samples in both rounds."""
     engine = local_engine(tiny_experiment(dataclasses.replace(fedavg(), pacing=pacing), rounds=2, cohort_size=6))
     updates = play_round(engine, run_rounds(engine, rounds=1)).updates
-    assert [update.samples_since_anchor for update in updates] == [2 * update.num_samples for update in updates]
+    assert [update.num_samples for update in updates] == [32] * 6
+
+
+def test_who_is_absent_where_its_work_is_aggregated_counts_by_the_same_rounds_as_the_others() -> None:
+    """Of 16 samples in each round: three trained in both, one in the first alone, two in none."""
+
+    class Absent(UniformSelection):
+        def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
+            return ((0, 1, 2, 3) if context.round == 1 else (0, 1, 2)), state
+
+    method = dataclasses.replace(fedavg(), pacing=EverySecond(), selection=Absent())
+    state = run_rounds(local_engine(tiny_experiment(method, rounds=2, cohort_size=4)))
+    assert state.records[-1].aggregation_weights == pytest.approx((2 / 7, 2 / 7, 2 / 7, 1 / 7))
 
 
 def test_carried_work_does_not_go_with_sub_models() -> None:

@@ -117,6 +117,21 @@ def test_a_forecast_is_exact_where_training_has_no_say_in_the_plans(method: str,
 
 
 @pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ({"merge": [{"name": "dynamicfl", "high_interval": 1}, {"name": "scaffold"}]}, False),
+        ({"name": "dynamicfl", "high_interval": 1}, True),
+        ({"name": "dynamicfl", "group": "similarity"}, False),  # who is asked first, and then the most
+    ],
+)
+def test_a_forecast_is_an_estimate_where_cards_count_for_one_aggregation_or_clients_are_asked_first(
+    method: dict[str, Any], told: bool
+) -> None:
+    config = load_config({"method": method}, ["training.rounds=2", "training.local_steps=4"])
+    assert forecast(build_experiment(config)).exact is told
+
+
+@pytest.mark.parametrize(
     ("method", "codec", "told"), [("scaffold", "int8", True), ("ifca", "int8", False), ("ifca", "none", True)]
 )
 def test_a_forecast_is_an_estimate_where_training_says_what_a_codec_sends(method: str, codec: str, told: bool) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 
 import fedsweep
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.runs import sources
 from fedsweep.runs.sources import (
     NO_PART,
     _folders,
@@ -153,3 +155,16 @@ def test_an_actor_of_other_sources_is_refused_by_what_differs(lab: Path) -> None
 def test_what_was_typed_in_is_no_source_that_another_process_could_have(lab: Path) -> None:
     typed = {**TREE, "model": {"name": "__main__:net"}}
     assert shared_sources(typed) == shared_sources(TREE)
+
+
+def test_a_name_that_several_installed_things_have_stands_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method and a data set, say: which one a key means, only its kind tells, and a set's order is no answer."""
+    points = [EntryPoint("thing", f"lab_{kind}:make", f"fedsweep.{kind}") for kind in ("worlds", "methods")]
+    points += [EntryPoint("x", "y:z", "other")]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda: EntryPoints(points))
+    sources._entry_points.cache_clear()
+    try:
+        assert sorted(sources._modules_named({"method": {"name": "thing"}})) == ["lab_methods", "lab_worlds"]
+        assert sorted(sources._modules_named(["x", "own.module:make"])) == ["own.module"]
+    finally:
+        sources._entry_points.cache_clear()

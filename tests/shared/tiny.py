@@ -152,7 +152,7 @@ def comparable(state: RunState) -> list[tuple[object, ...]]:
 def tiny_update(client: int = 0, vector: Tensor | None = None, **more: Any) -> ClientUpdate:
     """One step at 0.1 on one sample, unless ``more`` says otherwise; needs a ``layout``."""
     facts: dict[str, Any] = {"num_samples": 1, "steps": 1, "effective_steps": 1.0, "learning_rate": 0.1} | more
-    facts = {"submodel": FULL_MODEL, "anchor_version": 0, "samples_since_anchor": facts["num_samples"]} | facts
+    facts = {"submodel": FULL_MODEL, "anchor_version": 0} | facts
     return ClientUpdate(client=client, vector=vector, **facts)
 
 

@@ -12,6 +12,7 @@ import pytest
 from fedsweep.api import run
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.reuse import finished_in, take_over
@@ -115,6 +116,18 @@ def test_links_in_a_foreign_run_are_not_taken_over(tiny: TinySweep, done: Path, 
     (taken,) = runs
     names = {path.name for path in taken.rglob("*")}
     assert "model.safetensors" in names and not names & {"folder", "file", "secret"}
+
+
+def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "cut")
+    run_folder = RunFolder(tmp_path / "cut" / "0001-seed=0")
+    run_folder.write_result({**run_folder.read_result(), "stopped_by": "scheduler"})
+    whole = prepare(load_config(tiny(SEEDS, rounds=1, more={"name": "o"})), SweepFolder(tmp_path / "o"), resume=False)
+    assert finished_in([tmp_path / "cut"], whole) == ({}, {})
+    prepared = extended(tmp_path / "cut", tiny(SEEDS, rounds=1))
+    assert folders(prepared) == ["0003-seed=0", "0004-seed=1"] and prepared.plan.beside == ("0001-seed=0",)
+    raced = extended(tmp_path / "cut", tiny(SEEDS, rounds=1, scheduler="median"))
+    assert folders(raced)[0] == "0001-seed=0"
 
 
 def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: Path, tmp_path: Path) -> None:

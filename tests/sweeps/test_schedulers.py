@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
-from fedsweep.sweeps.schedulers import ListedTrials, ProposedTrials
+from fedsweep.sweeps.schedulers import ListedTrials, ProposedTrials, make_scheduler
 from fedsweep.sweeps.search.proposals import Outcome
 from fedsweep.sweeps.space import TRIAL, Trial, make_trial
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -45,6 +47,75 @@ def test_rounds_are_reported_together_where_no_scheduler_goes_by_them(
     )
     every_s = [study.describe(study.entries[0])["spec"].report_every_s for study in (plain, raced)]
     assert every_s[0] > 0 and every_s[1] == 0
+
+
+def made(kind: str, tmp_path: Path, tiny: Callable[..., dict[str, Any]], **sweep: Any) -> Any:
+    space = {"training.optimizer.lr": {"uniform": [0.1, 0.2]}, "training.local_steps": {"randint": [1, 4]}}
+    config = load_config(tiny(space, scheduler=kind, samples=4, rounds=20, **sweep))
+    scheduler = make_scheduler(prepare(config, SweepFolder(tmp_path / "s"), resume=False))
+    assert scheduler is not None and scheduler.set_search_properties("test_accuracy", "max")
+    return scheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    trial_id: str
+    status: str = "RUNNING"
+
+
+def controller(*live: Named) -> Any:
+    return SimpleNamespace(get_live_trials=lambda: list(live))
+
+
+def ended(scheduler: Any, name: str, figures: Sequence[float], *, replayed: bool = False) -> int | None:
+    """Report a trial's rounds; return the one after which the scheduler ends it, None where it comes to its end."""
+    trial, beside = Named(trial_id=name), controller(*[Named(trial_id="next", status="PENDING")] * replayed)
+    scheduler.on_trial_add(None, trial)
+    for number, figure in enumerate(figures, 1):
+        report = {"resource": number, "test_accuracy": figure} | ({"replayed": True} if replayed else {})
+        if number < len(figures) and scheduler.on_trial_result(beside, trial, report) != "CONTINUE":
+            return number
+    scheduler.on_trial_complete(None, trial, report)
+    return None
+
+
+NAN = float("nan")
+GOOD, POOR = [0.5] * 20, [0.1] * 20
+# A round in five is tested; the others stand with the last figure.
+TESTED_FIFTH = [NAN] * 4 + [0.9] * 16
+
+
+@pytest.mark.parametrize("kind", ["median", "asha"])
+def test_rounds_without_a_figure_are_not_compared(
+    kind: str, tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    scheduler = made(kind, tmp_path, tiny)
+    assert [ended(scheduler, name, GOOD) for name in "abcd"] == [None] * 4
+    assert ended(scheduler, "best", TESTED_FIFTH) is None
+    assert ended(scheduler, "poor", [NAN] * 4 + POOR[4:]) == 5
+
+
+@pytest.mark.parametrize("kind", ["median", "asha"])
+def test_a_trial_that_had_finished_is_compared_with_by_all_of_its_rounds_and_not_ended(
+    kind: str, tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    rising = [number / 40 for number in range(1, 21)]
+    scheduler = made(kind, tmp_path, tiny)
+    assert [ended(scheduler, name, rising, replayed=True) for name in "abc"] == [None] * 3
+    assert ended(scheduler, "late", POOR[:1] * 2 + [0.01] * 18, replayed=True) is None
+    assert ended(scheduler, "better", [figure + 0.1 for figure in rising]) is None
+    assert ended(scheduler, "worse", [0.001] * 20) in (1, 2)
+
+
+def test_values_that_a_population_moves_stay_in_what_they_are_drawn_from(
+    tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    scheduler = made("pbt", tmp_path, tiny)
+    clone = SimpleNamespace(config={TRIAL: {"values": {"training.optimizer.lr": 0.19, "training.local_steps": 3}}})
+    for _ in range(100):
+        clone.config, _ = scheduler._get_new_config(SimpleNamespace(config={}), clone)
+        values = clone.config[TRIAL]["values"]
+        assert 0.1 <= values["training.optimizer.lr"] < 0.2 and values["training.local_steps"] in (1, 2, 3)
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 8])

@@ -150,6 +150,17 @@ def test_a_trial_that_the_scheduler_ends_has_finished_with_a_model(
     assert not (tmp_path / "t" / ENDED_BY_SCHEDULER).exists()
 
 
+def test_a_trial_that_had_finished_reports_its_rounds_again_where_a_scheduler_compares_them(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
+) -> None:
+    entry = entry_of({"seed": {"grid": [3]}})
+    before = played(trial_of(entry, tmp_path / "t"))
+    [last] = played(trial_of(entry, tmp_path / "t"))
+    again = played(trial_of(entry, tmp_path / "t", replays=True))
+    assert [report["done"] for report in again] == [False, False, True] and again[-1] == {**last, "replayed": True}
+    assert [{**report, "replayed": True} for report in before] == again
+
+
 def test_a_trial_whose_process_died_before_it_heard_of_the_schedulers_end_can_be_put_away(
     tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:

@@ -45,9 +45,10 @@ def _start_lazy_device() -> None:
 
 @functools.cache
 def _type_numbers() -> torch.library.Library:
-    """Have the device take Python's numbers in the type as which they count; what is returned must be kept.
+    """Have Python's numbers promoted as torch does elsewhere; the overrides end with the library that is returned.
 
-    It takes 0.5 for a float64, by which a float32 without dimensions becomes a float64, for its programs alone.
+    The device takes a number for a float64 tensor: a float32 without dimensions, times 0.5, would become a float64. So
+    each override makes the number a tensor of the result's type first.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 

@@ -144,9 +144,14 @@ class LocalRound:
     def begin(
         self, job: LocalJob, anchor: Tensor | None, *, version: int, broadcast: Payload, probes: tuple[Probe, ...]
     ) -> None:
-        """Take up a job. Its steps are taken when the client is waited for, see :meth:`advance`.
+        """Begin a job; its steps are taken when a sync point waits for the client, see :meth:`advance`.
 
-        The server's model [V full], its version and a broadcast were just sent; there is none where the job resumes.
+        Args:
+            job: Its steps, and whether the client goes on from its own params.
+            anchor: The server's model that was just sent [V full]; None where the job resumes.
+            version: That model's.
+            broadcast: Published content that came with it.
+            probes: The segment's; those that measure at the start do so now.
         """
         work, model = self._work, self.model
         if anchor is not None:

@@ -45,7 +45,10 @@ class BoundModule:
 
     @cached_property
     def has_own_constants(self) -> bool:
-        """Tells whether values that are never trained were cut with the others: parts of one shape may have others."""
+        """Tell whether values that are never trained were cut with the others.
+
+        Then parts of one shape may have others; in no client's vector, so that a tile's one module can't have them.
+        """
         whole = {} if self._whole is None else constants(self._whole)
         return any(whole[name].shape != value.shape for name, value in constants(self.module).items() if name in whole)
 

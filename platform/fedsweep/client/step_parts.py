@@ -1,4 +1,7 @@
-"""Local steps that train a part of a client's model each, in a module of the part's size, and put it back."""
+"""Local steps each of which trains another part of the client's model, in a module of that part's size.
+
+The part's gradient is added to the gradient of the client's own size, so that its optimiser's state always has that.
+"""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ class Worker:
                 if memory is not None:
                     memories[client] = memory
             self._rounds, self._attended = {}, set()
-        notes = () if self._lanes is None else self._lanes.new_notes()
+        notes = () if self._lanes is None else self._lanes.all_notes
         return SegmentReply(replies=replies, totals=totals, memories=memories, notes=notes)
 
     @contextmanager

@@ -43,6 +43,7 @@ def verify(
     Compared are the final model, every column of the rounds but times of the machine, the clients, what each of them
     sent and received, and accuracies by client. Exit code 1 where something differs.
     """
+    from fedsweep.errors import OutputError
     from fedsweep.processes import scratch_folder
     from fedsweep.runs.remote_folder import read_from
     from fedsweep.runs.run_folder import RunFolder
@@ -54,6 +55,11 @@ def verify(
         original.read_config()
         original.check_finished("can be verified")
         result = original.read_result()
+        if result.get("stopped_by") == "scheduler":
+            raise OutputError(
+                f"{folder}: a sweep's scheduler ended it after {result['rounds']} rounds, before its own end;"
+                " a run that went on to it can be verified"
+            )
         repeated = _play_again(original, again, quiet=quiet)
         differing = differences(original, again, results=(result, repeated))
     for line in differing:

@@ -22,7 +22,6 @@ from fedsweep.trees import FlatLayout, to_tensors
 def client_update(
     reply: Reply,
     *,
-    num_samples: int,
     learning_rate: float,
     layout: FlatLayout,
     submodel: SubModel = FULL_MODEL,
@@ -31,7 +30,6 @@ def client_update(
 
     Args:
         reply: What it sent, or stands for.
-        num_samples: Samples that it holds in this round.
         learning_rate: The rate of its steps.
         layout: The full model's.
         submodel: What part of the model it has.
@@ -43,11 +41,10 @@ def client_update(
         layout=submodel.layout(layout),
         submodel=submodel,
         anchor_version=progress.anchor_version,
-        num_samples=num_samples,
+        num_samples=progress.samples,
         steps=progress.steps,
         effective_steps=progress.effective_steps,
         learning_rate=learning_rate,
-        samples_since_anchor=progress.samples,
         classes_since_anchor=progress.classes,
         train_loss=progress.loss_sum / progress.steps if progress.steps else float("nan"),
         extras=reply.extras,
@@ -69,13 +66,13 @@ def held_update(
     memory, progress = fetch(state.memories[client]), state.held[client]
     # A copy: arrays from Ray's object store are read-only.
     reply = Reply(client=client, vector=to_tensors(memory["held"]), progress=progress)
-    return client_update(reply, num_samples=progress.samples, learning_rate=learning_rate, layout=layout)
+    return client_update(reply, learning_rate=learning_rate, layout=layout)
 
 
 def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:
     """Make an update of which no more than the model is known."""
     reply = Reply(client=0, vector=vector, progress=Progress())
-    return client_update(reply, num_samples=0, learning_rate=0.0, layout=layout)
+    return client_update(reply, learning_rate=0.0, layout=layout)
 
 
 def visible(updates: Sequence[ClientUpdate], component: ServerComponent) -> list[ClientUpdate]:

@@ -49,15 +49,15 @@ class Leg:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Prices of a round's work on the scenario's devices.
+    """Inputs by which the virtual clock, beside the plan, times a round on the scenario's devices.
 
     Attributes:
-        costs: The sub-models' costs.
-        seed: The run's.
-        probes: The round's measurements.
+        costs: FLOPs and message sizes of sub-models.
+        seed: The run's; devices' jitter is drawn from it.
+        probes: The round's measurements, whose forward passes take time.
         sends_at_once: See ``Pacing``.
-        beside: Bytes that travel beside each message of a client, by client and direction.
-        server_messages: The server's messages before the round, where they go through a codec.
+        beside: Bytes of payloads, which are all that is sent but models, for each message, by client and direction.
+        server_messages: The server's messages before the round; None without a codec on the way down.
     """
 
     costs: CostModel
@@ -117,10 +117,10 @@ def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTim
 
 
 def beside_s(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices, ledger: Ledger) -> float:
-    """Return how many virtual seconds later the round ends where all that travelled beside models takes time, too.
+    """Return by how many virtual seconds payloads delay the round's end; the clock itself times models alone.
 
-    A client's share of it comes with each of its messages, in equal parts. Who dropped out, and the order of arrivals,
-    stay as the clock has them.
+    A client's payload bytes are spread evenly over its messages of the round. Who dropped out, and the order of
+    arrivals, stay as the clock has them.
     """
     total = ledger.beside_models()
     if not total or not points:
@@ -196,27 +196,18 @@ def durations(context: RoundContext, prices: Prices, *, in_full: bool = True) ->
     return {k: time.total_s if in_full else time.compute_s for k, time in times.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BegunJob:
-    """A job that was begun: when, with how many steps, and by which messages the model came (None: by none)."""
-
-    at: float
-    steps: int
-    down: Missed | None
-
-
 class _ClientTimes:
     """When clients are through with what they do in a round.
 
     Attributes:
         ready: When a client is through with work of earlier rounds, in virtual seconds.
-        at_work: Jobs that were begun and not ended, by client.
+        at_work: Jobs that were begun and not ended, by client: when they were, and what takes time of them.
     """
 
     def __init__(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> None:
         self._context, self._prices = context, prices
         self.ready = dict(context.ready)
-        self.at_work: dict[int, _BegunJob] = {}
+        self.at_work: dict[int, tuple[float, Leg]] = {}
         downloads = {} if prices.server_messages is None else prices.server_messages.downloads(points)
         self._downloads = {client: iter(missed) for client, missed in downloads.items()}
         self._jobs_left = Counter(job.client for point in points for job in point.start)
@@ -225,34 +216,31 @@ class _ClientTimes:
 
     def begin(self, job: LocalJob, now: float) -> None:
         """Begin a job as soon as the device is through with the one before."""
-        at = max(now, job.not_before, self.ready.pop(job.client, 0.0))
-        down = None if job.resume else next(self._downloads[job.client]) if self._downloads else ()
-        self.at_work[job.client] = _BegunJob(at=at, steps=job.steps, down=down)
+        client = job.client
+        at = max(now, job.not_before, self.ready.pop(client, 0.0))
+        down = None if job.resume else next(self._downloads[client]) if self._downloads else ()
+        self._jobs_left[client] -= 1
+        samples, is_last = self._context.work[client].num_samples, not self._jobs_left[client]
+        leg = Leg(
+            client=client,
+            steps=job.steps,
+            after=self._steps_taken[client],
+            down=down,
+            masked=down is not None and client not in self._masked,
+            probes=self._prices.probed(client, samples, last=is_last),
+        )
+        self._steps_taken[client] += job.steps
+        self._masked.update([client] if leg.masked else [])
+        self.at_work[client] = at, leg
 
     def end(self, client: int, opened: float, *, up: bool) -> float:
         """Return when a client is through with its job, and with the upload if there is one.
 
         Whoever has no job only sends what it did in earlier rounds, once the sync point is ``opened``.
         """
-        job = self.at_work.pop(client, None)
-        if job is None:
-            leg, begun = Leg(client=client, steps=0, down=None, up=up), max(opened, self.ready.get(client, 0.0))
-        else:
-            self._jobs_left[client] -= 1
-            is_last = not self._jobs_left[client]
-            leg = Leg(
-                client=client,
-                steps=job.steps,
-                after=self._steps_taken[client],
-                down=job.down,
-                masked=job.down is not None and client not in self._masked,
-                up=up,
-                probes=self._prices.probed(client, self._context.work[client].num_samples, last=is_last),
-            )
-            begun = job.at
-            self._steps_taken[client] += job.steps
-            self._masked.update([client] if leg.masked else [])
-        return begun + leg_time(leg, self._context, self._prices).total_s
+        nothing = max(opened, self.ready.get(client, 0.0)), Leg(client=client, steps=0, down=None)
+        begun, leg = self.at_work.pop(client, nothing)
+        return begun + leg_time(replace(leg, up=up), self._context, self._prices).total_s
 
 
 def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:

@@ -30,8 +30,8 @@ from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 
 _MOST_SHAPES = 1000
 
-# The server's messages that a client has missed and one download brings, counted by codec: place k has those of codec k
-# of ``CostModel.downs``. Empty: one message of the round's own codec.
+# How many of the server's encoded messages one download carries, by codec: entry k counts those of codec k of
+# ``CostModel.downs``; several in all where the client skipped rounds. Empty: one message of the round's own codec.
 Missed = tuple[int, ...]
 # The codecs of the server's messages so far, run-length encoded: (number of a run's last message, from 1; its codec).
 Made = tuple[tuple[int, ...], ...]

@@ -56,12 +56,12 @@ class Dropout:
 
 @dataclass(frozen=True, kw_only=True)
 class Closing:
-    """The end of a round.
+    """End of a round, by the policy for stragglers.
 
     Attributes:
         duration_s: Virtual seconds from its start to its end, where it has one sync point.
         lost: The clients that drop out.
-        cut: Clients that stop early -> their local steps.
+        cut: Local steps of clients that are stopped early.
     """
 
     duration_s: float

@@ -1,7 +1,7 @@
-"""Run an experiment round by round: from the state after one round to the state after the next.
+"""Run an experiment round by round: each round maps one :class:`RunState` to the next.
 
-It knows seams, never methods. A round is a pure function of the run's state: when a worker is lost, or the process
-is, the round is begun anew from the same state and comes to the same bits.
+The engine calls a method through its components alone (selection, pacing, weighting, ...), never by its name. A round
+is a pure function of the state: when a worker or the process is lost, it is begun anew from there, to the same bits.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Engine:
         on_working: Called with lines on how far a component's long work is.
 
     Attributes:
-        tools: What rounds are played with.
-        round_class: Plays them.
-        notes: What workers had to say, once each.
-        costs: What messages and work cost.
-        layout: The full model's.
-        planner: Plans the rounds.
-        spending: Chooses how each round is played, where the configuration has a planner spend a budget; else None.
+        tools: What every round of the run needs; ``round_class`` is given it.
+        round_class: Plays a round; one is made for each.
+        notes: Sentences that workers reported, once each.
+        costs: Sizes of messages and FLOPs of work.
+        layout: The full model's layout in its vector.
+        planner: Plans rounds, where no budget planner chooses their settings.
+        spending: Chooses each round's settings within a budget; None without ``planner`` in the configuration.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -152,9 +153,22 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         sim_time_s=None if clock is None else clock * scale,
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
-        exact=planned == rounds and not (plans_are_learned(experiment) or _content_is_learned(experiment, costs)),
+        exact=planned == rounds and not _is_estimate(experiment, costs, plans),
         remarks=(*notes_before(experiment, plans), *_uncounted(costs)),
     )
+
+
+def _is_estimate(experiment: Experiment, costs: CostModel, plans: Sequence[RoundPlan]) -> bool:
+    is_learned = plans_are_learned(experiment) or _content_is_learned(experiment, costs)
+    return is_learned or _cards_count_less(experiment, plans)
+
+
+def _cards_count_less(experiment: Experiment, plans: Sequence[RoundPlan]) -> bool:
+    """Tell whether clients begin several jobs in a round: cards count what travels beside models for one."""
+    if not any(card.up or card.down for card, _ in experiment.cards):
+        return False
+    begun = (Counter(job.client for point in plan.points for job in point.start if not job.resume) for plan in plans)
+    return any(max(counts.values(), default=0) > 1 for counts in begun)
 
 
 def _content_is_learned(experiment: Experiment, costs: CostModel) -> bool:

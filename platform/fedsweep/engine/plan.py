@@ -17,6 +17,7 @@ from fedsweep.engine.hubs import clock as hubs_clock
 from fedsweep.engine.hubs.messages import check_merges, of_jobs, of_merges
 from fedsweep.engine.lazy_clients import LazyClients
 from fedsweep.engine.ledger import Size
+from fedsweep.engine.per_client import present_counts
 from fedsweep.engine.round_codecs import ServerMessages
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
@@ -209,14 +210,13 @@ class Planner:
         if self._asks_singly:
             lazy = LazyClients(world=world, seed=seed, round=round, classes=classes, history=state.accuracies)
             return lazy.samples, self._everybody, lazy.available
-        samples = self._samples(classes) if classes else self._clients.num_samples
+        samples = self._clients.num_samples
+        if classes:
+            samples = present_counts(self._clients.label_counts_NC, classes).sum(axis=1)
         present = self._everybody if world.availability is None else self._present(world.availability, state, round)
         # Under drift a client may have no sample of its classes.
         have_all = present is self._everybody and bool(np.all(samples))
         return samples, present, present if have_all else tuple(k for k in present if samples[k])
-
-    def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
-        return np.array([int(row[list(classes[k])].sum()) for k, row in enumerate(self._clients.label_counts_NC)])
 
     def _present(self, availability: Availability, state: RunState, round: int) -> tuple[int, ...]:
         world, seed = self._experiment.world, self._experiment.seed

@@ -130,7 +130,8 @@ class Round:
         # Of earlier models only those are kept that somebody's unfinished work started from.
         versions = {progress.anchor_version for progress in unfinished.values()}
         anchors = {**before.anchors, **self.anchors}
-        return RunState(
+        return replace(
+            before,
             round=self.plan.context.round,
             version=self.version,
             vector=self.vector,
@@ -142,10 +143,9 @@ class Round:
             clock=self.plan.clock,
             ready=self.plan.ready,
             total_bytes=before.total_bytes + self.ledger.total_bytes,
-            setup_bytes=before.setup_bytes,
-            setup_traffic=before.setup_traffic,
-            setup_s=before.setup_s,
-            stepping=before.stepping,
+            setup_flops=0,
+            setup_server_flops=0.0,
+            partial={},
             models=dict(sorted(self.models.items())),
             hub_times=self.plan.hub_times,
             published=dict(sorted({**before.published, **self._charges.published}.items())),
@@ -176,9 +176,11 @@ class Round:
     # -- send ----------------------------------------------------------------------------------------------------
 
     def _folds(self) -> bool:
-        """Tell whether the round is one segment, because nobody on the server would see a difference.
+        """Tell whether the round is one segment ("folded"): workers play all of its sync points among themselves.
 
-        Method, plan and fleet have their say, and nobody may be measured this round.
+        That saves a way to the server and back at each. It is allowed where no server component could see a difference:
+        the method averages and no more, everybody trains the whole model, nobody is measured in this round, and the
+        fleet's workers have an exchange.
         """
         # The fleet last: on Ray its answer waits until the actors are there. What is decoded as a sum the server adds.
         return (
@@ -344,7 +346,6 @@ class Round:
             reply = self.codecs.received(reply, submodel, anchor, move)
         return client_update(
             reply,
-            num_samples=self.plan.context.work[client].num_samples,
             learning_rate=self.learning_rate,
             layout=self._costs.layout,
             submodel=submodel,

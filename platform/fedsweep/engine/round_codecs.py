@@ -21,9 +21,10 @@ from fedsweep.submodel import SubModel
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerMessages:
-    """The server's messages through a codec, and which of them each client has.
+    """The server's messages through a codec, and the newest one that each client has received.
 
-    A client that takes a model is sent all messages since its last one. The initial model follows from the seed.
+    Each new server model is sent as one encoded move from the one before. A client that starts from the server's model
+    downloads every message since the last one that it has; the initial model, version 0, follows from the seed.
 
     Attributes:
         version: Messages so far, the version of the server's model.
@@ -71,9 +72,9 @@ class ServerMessages:
         return sent | {client: (self.download(client),) for client in lost}
 
     def after(self, points: Sequence[SyncPoint]) -> dict[str, Any]:
-        """Return what is kept of them after a round, by field of the run's state.
+        """Return the run state's fields ``last_models`` and ``made`` after a round with these points.
 
-        Who dropped out forgets the model that it took.
+        Clients that dropped out are in none of them: they forget what they downloaded.
         """
         _, last, made = self._played(points)
         if not last:

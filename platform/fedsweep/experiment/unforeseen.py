@@ -23,8 +23,7 @@ def why_unknown(experiment: Experiment) -> str | None:
     for seam, component in method.server_components:
         if _learns_plans(seam, component):
             return f"its {type(component).__name__} learns from the clients' work"
-        context = server_context(experiment, seam)
-        if component.setup(component.init(context), context):
+        if _asks_first(experiment, seam, component):
             return f"its {type(component).__name__} has every client measure something before round 1"
     if method.exchanges:
         return f"{method.exchanges[0]} more than models"
@@ -39,7 +38,10 @@ def why_unknown(experiment: Experiment) -> str | None:
 
 def plans_are_learned(experiment: Experiment) -> bool:
     """Tell whether who takes part, and how much each does, depends on the training, so that a plan is an estimate."""
-    learned = any(_learns_plans(seam, component) for seam, component in experiment.method.server_components)
+    learned = any(
+        _learns_plans(seam, component) or (seam in _LEARNING_HOOKS and _asks_first(experiment, seam, component))
+        for seam, component in experiment.method.server_components
+    )
     return learned or _asks_history(experiment.world) or _spends_by_loss(experiment)
 
 
@@ -49,6 +51,11 @@ def _spends_by_loss(experiment: Experiment) -> bool:
 
 def _learns_plans(seam: str, component: ServerComponent) -> bool:
     return component.has_own(*_LEARNING_HOOKS.get(seam, ()))
+
+
+def _asks_first(experiment: Experiment, seam: str, component: ServerComponent) -> bool:
+    context = server_context(experiment, seam)
+    return bool(component.setup(component.init(context), context))
 
 
 def _asks_history(world: World) -> bool:

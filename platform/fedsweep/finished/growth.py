@@ -52,7 +52,7 @@ def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Conf
     if result.get("status") == "finished" and result.get("stopped_by") != "rounds":
         raise ConfigError(
             f"{folder} was ended by {result.get('stopped_by')}, not by its {planned} rounds, so more rounds change"
-            " nothing; begin a new run with another limit"
+            " nothing; begin a new run without that"
         )
     longer = with_sections(resolve(config), {"training.rounds": rounds})
     plan = _plan_with_same_past(config, longer, done=len(run.read_rounds()) if run.has_rounds() else 0)

@@ -123,6 +123,7 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
     """
     run = RunFolder(Path(folder).expanduser().absolute())
     run.check_is_run()
+    run.read_config()
     run.check_finished("can be replayed")
     prices, devices = split_settings(overrides)
     records, traffic = run.read_rounds(), run.client_table(TRAFFIC)

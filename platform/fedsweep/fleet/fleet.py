@@ -76,7 +76,7 @@ class Vectors:
 
 
 class Fleet(ABC):
-    """The place where the clients are."""
+    """Trains the clients: in this process, or on Ray actors."""
 
     @property
     @abstractmethod
@@ -90,7 +90,7 @@ class Fleet(ABC):
 
     @property
     def exchange(self) -> ExchangeInUse:
-        """Return how they do, as it is now."""
+        """Return which exchange workers aggregate by, as of now."""
         return ExchangeInUse()
 
     @abstractmethod

@@ -172,15 +172,18 @@ def _modules_named(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _modules_named(item)
-    elif isinstance(value, str) and (reference := _IS_REFERENCE.fullmatch(_entry_points().get(value, value))):
-        yield reference[1]
+    elif isinstance(value, str):
+        references = map(_IS_REFERENCE.fullmatch, _entry_points().get(value, (value,)))
+        yield from (reference[1] for reference in references if reference)
 
 
 @cache
-def _entry_points() -> Mapping[str, str]:
+def _entry_points() -> Mapping[str, tuple[str, ...]]:
+    """Return what installed packages give a name to: several things may have one, a method and a data set, say."""
     points = importlib.metadata.entry_points()
-    groups = [group for group in points.groups if group.startswith("fedsweep.")]
-    return {point.name: point.value for group in groups for point in points.select(group=group)}
+    ours = [point for group in points.groups if group.startswith("fedsweep.") for point in points.select(group=group)]
+    names = {point.name for point in ours}
+    return {name: tuple(sorted({point.value for point in ours if point.name == name})) for name in names}
 
 
 def _plugin_sources(roots: Iterable[str]) -> dict[str, str]:

@@ -275,6 +275,7 @@ class PreparedSweep:
             allow_changed_code=self.allow_changed_code,
             most=self._most(entry),
             report_every_s=_REPORT_EVERY_S if self.config.sweep.scheduler is None else 0.0,
+            replays=self.config.sweep.scheduler in ("asha", "median"),
         )
         done = self.folder.has_finished(entry.trial)
         share = Share(actors=0) if done else entry.share  # one that has finished before only says so

@@ -28,6 +28,7 @@ from fedsweep.runs.source_log import ALLOW, changed_since
 from fedsweep.runs.sources import Sources, misfit
 from fedsweep.sweeps.space import is_listed
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+from fedsweep.sweeps.trial import BY_SCHEDULER
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -77,11 +78,12 @@ def extended(
     for entry in entries:
         trial, there = entry.trial, folders_by_hash.get(entry.user_config.hash(), [])
         changed = {n: "" if allow_changed_code else other_code(folder.path / n, entry.sources) for n in there}
-        own_name = next((name for name in there if not changed[name]), None)
+        whole = [n for n in there if config.sweep.scheduler is not None or not is_cut_short(folder.path / n)]
+        own_name = next((name for name in whole if not changed[name]), None)
         if own_name is not None:
             there.remove(own_name)
         else:
-            others |= changed
+            others |= {name: text for name, text in changed.items() if text}
             highest += 1
         name = own_name or f"{highest:04d}-{trial.folder.partition('-')[2]}"
         trials.append(replace(trial, number=_number(name), folder=name))
@@ -168,6 +170,8 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[P
             raise OutputError(f"--reuse: {place} is neither a run's folder nor one with runs below it")
         for run in runs_below:
             entry = wanted.get(finished_key(run) or "")
+            if entry is not None and sweep.scheduler is None and is_cut_short(run):
+                continue  # a whole run is wanted
             target = None if entry is None else prepared.folder.trial_path(entry.trial)
             if entry is None or target is None or target.resolve() == run.resolve():
                 continue
@@ -182,7 +186,7 @@ def _begin_warm(places: Sequence[Path], prepared: PreparedSweep) -> None:
     """Give a search the trials of its space that have finished at or below the places, of whatever sweep they were."""
     hashes = {entry.user_config.hash() for entry in prepared.entries}
     for run in itertools.chain.from_iterable(map(find_runs, places)):
-        if (key := finished_key(run)) is None or key in hashes:
+        if (key := finished_key(run)) is None or key in hashes or is_cut_short(run):
             continue
         if (entry := prepared.point_of(load_config(run / CONFIG).tree(), key)) is not None:
             hashes.add(key)
@@ -205,6 +209,14 @@ def finished_key(run: Path) -> str | None:
         return resolve(load_config(run / CONFIG)).hash() if done else None
     except (FedsweepError, KeyError):
         return None
+
+
+def is_cut_short(run: Path) -> bool:
+    """Check if a sweep's scheduler ended a run before its own end; False where that can't be read."""
+    try:
+        return RunFolder(run).result_if_any().get("stopped_by") == BY_SCHEDULER
+    except FedsweepError:
+        return False
 
 
 def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool, overwrite: bool) -> None:

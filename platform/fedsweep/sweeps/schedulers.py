@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from fedsweep.sweeps.prepared import WORLD
 from fedsweep.sweeps.search.proposals import Outcome, Proposals, read_curve, read_outcome
 from fedsweep.sweeps.space import TRIAL, Trial, setting_spaces
 from fedsweep.sweeps.together.choice import likenesses, num_together
-from fedsweep.sweeps.trial import OTHERS, TESTED, metric_values
+from fedsweep.sweeps.trial import OTHERS, REPLAYED, TESTED, metric_values
 from fedsweep.sweeps.tune_callback import KeptHere
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def make_scheduler(prepared: PreparedSweep) -> TrialScheduler | None:
         return FrontScheduler(prepared)
     if kind == "asha":
         # The end of a trial is its own affair: stop_last_trials would cut those that spend more than was forecast.
-        return ASHAScheduler(
+        return _Halving(
             time_attr=RESOURCE,
             max_t=math.ceil(full),
             grace_period=max(1, full / _REDUCTION**_RUNGS),
@@ -56,7 +57,7 @@ def make_scheduler(prepared: PreparedSweep) -> TrialScheduler | None:
             stop_last_trials=False,
         )
     if kind == "median":
-        return MedianStoppingRule(time_attr=RESOURCE, grace_period=max(1, full * _MEDIAN_GRACE), min_samples_required=3)
+        return _MedianRule(time_attr=RESOURCE, grace_period=max(1, full * _MEDIAN_GRACE), min_samples_required=3)
     if kind == "pbt":
         entries = setting_spaces(config)[0].space
         # It draws values anew or moves them a little.
@@ -65,9 +66,61 @@ def make_scheduler(prepared: PreparedSweep) -> TrialScheduler | None:
             time_attr=RESOURCE,
             perturbation_interval=max(1.0, full / _PBT_INTERVALS),
             hyperparam_mutations={TRIAL: {"values": space}},
+            custom_explore_fn=functools.partial(_kept_inside, entries),
             log_config=False,
         )
     return None
+
+
+def _kept_inside(entries: Mapping[str, SpaceEntry], config: dict[str, Any]) -> dict[str, Any]:
+    """Return a trial's moved values, each put back into what it is drawn from: Tune multiplies without bounds."""
+    values = config[TRIAL]["values"]
+    for key, entry in entries.items():
+        if entry.kind != "choice":
+            low, high = entry.values
+            values[key] = min(max(values[key], low), high - 1 if entry.kind == "randint" else math.nextafter(high, low))
+    return config
+
+
+class _Comparing(TrialScheduler):
+    """Lets one of Tune's schedulers compare rounds that have the figure, those of trials that had finished among them.
+
+    Of a NaN its comparisons make the worst of a trial's figures, or nothing that ever ends one. And a trial that has
+    finished is not ended, whatever its early rounds look like beside others.
+    """
+
+    _metric: str
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._passed_over: set[str] = set()
+
+    def _is_compared(self, trial: Any, result: dict[str, Any]) -> bool:
+        figure = metric_values(result, (self._metric,))[self._metric]
+        return trial.trial_id not in self._passed_over and not math.isnan(figure)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Decide whether a trial goes on after a round."""
+        if not self._is_compared(trial, result):
+            return TrialScheduler.CONTINUE
+        decision: str = super().on_trial_result(tune_controller, trial, result)
+        if not result.get(REPLAYED):
+            return decision
+        self._passed_over |= {trial.trial_id} if decision == TrialScheduler.STOP else set()
+        return TrialScheduler.CONTINUE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Take note of a trial's last round."""
+        if self._is_compared(trial, result):
+            super().on_trial_complete(tune_controller, trial, result)
+
+
+class _Halving(_Comparing, ASHAScheduler):
+    pass
+
+
+class _MedianRule(_Comparing, MedianStoppingRule):
+    pass
 
 
 class FrontScheduler(FIFOScheduler):

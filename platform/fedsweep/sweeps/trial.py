@@ -11,6 +11,7 @@ import json
 import math
 import platform
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,8 @@ TOTAL_FLOPS = "total_flops"
 _SHOWN = ("test_accuracy", "test_loss", "train_loss", "sim_time_s")
 # Tune says that a trial is done also where it ended it itself; this says that the trial came to its own end.
 FINISHED = "finished"
+# A round of a trial that had finished before.
+REPLAYED = "replayed"
 # What the user should know of a round: that a client actor was replaced, say.
 MESSAGES = "messages"
 # In a trial as Tune has it: those that are played in the same process.
@@ -73,6 +76,7 @@ class TrialSpec:
         most: What it may spend of the study's budget, where that has no more room for it; None, and 0 of one of its
             limits: as much as it takes.
         report_every_s: Rounds that end within so many seconds are reported as one, where nothing is decided by rounds.
+        replays: Where it has finished before it reports all of its rounds, with which a scheduler compares others'.
     """
 
     folder: Path
@@ -83,6 +87,7 @@ class TrialSpec:
     allow_changed_code: bool = False
     most: Spending | None = None
     report_every_s: float = 0.0
+    replays: bool = False
 
     def load_config(self) -> Config:
         """Load the trial's configuration."""
@@ -140,6 +145,7 @@ class ActiveTrial:
         self._config: Config | None = None
         self._is_over = False
         self._is_ours = False
+        self._past: deque[RoundRecord] | None = None
 
     @property
     def folder(self) -> Path:
@@ -270,12 +276,16 @@ class ActiveTrial:
         self._folder.write_result({"status": "failed", "reason": reason, "rounds": rounds})
 
     def _last_words(self) -> dict[str, Any]:
-        """Report the last round of a trial that has finished before once more, so that the sweep's table is whole."""
-        self._is_over = True
+        """Report a trial that has finished before: its last round, for the sweep's table, or one after the other."""
+        self._past = deque(self._folder.read_rounds()) if self._past is None else self._past
         figures = self._report.figures()
-        for record in self._folder.read_rounds():
-            figures = self._report.add(record)
-        return {**figures, "done": True, FINISHED: True}
+        while self._past:
+            figures = self._report.add(self._past.popleft())
+            if self._spec.replays:
+                break
+        self._is_over = not self._past
+        mark = {REPLAYED: True} if self._spec.replays else {}
+        return {**figures, **mark, "done": self._is_over, FINISHED: self._is_over}
 
 
 def _limited(plan: Plan, most: Spending) -> Plan:

@@ -64,7 +64,7 @@ def test_a_neighbours_weight_moves_the_mix_as_its_formula_says() -> None:
     gradient = torch.randn(5, generator=generator, dtype=torch.float64)
     (slope,) = torch.autograd.grad((mixed(raw)[1] * gradient).sum(), raw)
     updates = [
-        client_update(Reply(client=k, vector=row, progress=Progress()), num_samples=1, learning_rate=0.1, layout=layout)
+        client_update(Reply(client=k, vector=row, progress=Progress(samples=1)), learning_rate=0.1, layout=layout)
         for k, row in enumerate(models_MP)
     ]
     sync = cast(SyncContext, SimpleNamespace(layout=layout, vector=torch.zeros(5, dtype=torch.float64)))

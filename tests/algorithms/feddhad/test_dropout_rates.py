@@ -88,6 +88,13 @@ def test_raw_ranks_are_capped_and_the_excess_is_handed_on() -> None:
     assert rates.mean() == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(("scores", "temperature"), [([2.0, 27.0, 28.0], 0.03), ([0.1, 0.9, 1.0], 0.001)])
+def test_small_temperatures_drive_rates_apart_up_to_the_cap(scores: list[float], temperature: float) -> None:
+    """Beside the lowest score the others' weights are 0 in float64: what it leaves goes to the next one."""
+    found = unit_rates(np.array(scores), 0.4, cap=0.5, temperature=temperature)
+    np.testing.assert_allclose(found, [0.5, 0.5, 0.2], rtol=1e-12)
+
+
 def test_equal_scores_give_equal_rates() -> None:
     np.testing.assert_allclose(unit_rates(np.full(7, 0.4), 0.35), 0.35, rtol=1e-12)
 

@@ -170,6 +170,12 @@ def test_where_all_have_the_same_labels_the_user_is_told_what_weights_go_by(weig
     assert weighting.notes(context([[4, 2], [2, 2]])) == ()
 
 
+def test_forecasts_say_that_they_leave_out_the_pass_for_an_explicit_gradient() -> None:
+    (note,) = NonIIDDegree(gradient="explicit").notes(context([[4, 2], [2, 2]]))
+    assert note.startswith("forecasts leave out the pass")
+    assert NonIIDDegree(gradient="explicit").notes(context([[4, 2], [2, 2]]), {"pending": None}) == ()
+
+
 def test_floor_keeps_equal_labels_and_negative_degrees_finite() -> None:
     found, free = degrees(torch.tensor([1.0, 1.0]), torch.tensor([0.0, -5.0]), torch.tensor([0.0, 0.3]), floor=1e-3)
     assert found.tolist() == pytest.approx([1e-3, 1e-3]) and not free.any()

@@ -365,6 +365,15 @@ def test_a_wrong_mixture_says_what_is_wrong(of: list[dict[str, Any]], said: str)
         build_partition({"kind": "mixture", "of": of})
 
 
+def test_a_split_that_a_part_of_a_mixture_can_not_make_names_the_part() -> None:
+    of = [{"share": 0.01, "kind": "iid"}, {**SKEW, "share": 0.99}]
+    with pytest.raises(DataError, match=r"^scenario\.partition\.of\[0\] \(share 0\.01: 20 samples\): 50 clients"):
+        split({"kind": "mixture", "of": of}, clients=50)
+    of = [{"share": 0.5, "kind": "iid"}, {"share": 0.5, "kind": "dirichlet", "dirichlet_alpha": 0.001}]
+    with pytest.raises(DataError, match=r"of\[1\].*scenario\.partition\.of\[1\]\.min_samples"):
+        split({"kind": "mixture", "of": of}, clients=50)
+
+
 def test_a_mixture_binds_its_kinds_with_their_defaults_and_splits_alike_with_and_without_them() -> None:
     short = {"kind": "mixture", "of": [IID, {"share": 1, "kind": "mixture", "of": [SKEW]}]}
     spec = bind_spec("scenario.partition", short).spec()
@@ -398,12 +407,23 @@ def test_flowers_partitioners_split_as_they_do_by_themselves(capfd: pytest.Captu
     own = partitioners.DirichletPartitioner(
         num_partitions=20, partition_by="label", alpha=0.3, seed=stream(0, "partition").seed(32)
     )
-    own.dataset = datasets.Dataset.from_dict({"index": np.arange(2000), "label": LABELS})
+    order = stream(0, "partition").child("order").numpy().permutation(2000)
+    own.dataset = datasets.Dataset.from_dict({"index": order, "label": LABELS[order]})
     capfd.readouterr()
     assert [part.tolist() for part in parts] == [sorted(own.load_partition(k)["index"]) for k in range(20)]
     capfd.readouterr()
     by_writer = split({"kind": "flwr", "partitioner": "NaturalIdPartitioner"})
     assert capfd.readouterr().err == "" and sorted(set(WRITERS[by_writer[3]])) == [WRITERS[by_writer[3][0]]]
+
+
+@pytest.mark.parametrize("partitioner", ["IidPartitioner", "LinearPartitioner"])
+def test_flowers_partitioners_that_cut_what_lies_side_by_side_get_it_shuffled(partitioner: str) -> None:
+    pytest.importorskip("flwr_datasets", reason="comes with the extra flwr")
+    build = build_partition({"kind": "flwr", "partitioner": partitioner})
+    labels = np.repeat(np.arange(10), 200)
+    one, other = (build.split(labels, 10, stream(seed, "partition"), num_classes=10) for seed in (0, 1))
+    assert label_counts(labels, one, 10).astype(bool).sum(axis=1).min() >= 8
+    assert [part.tolist() for part in one] != [part.tolist() for part in other]
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,7 @@ class Lanes:
         self._is_fitted = not settings.fits_memory
         self._tiles: dict[Hashable, Tile] = {}
         self._refused: dict[Hashable, str] = {}
-        self._notes: dict[str, bool] = {}  # sentences, and whether they have been told
-
-    def new_notes(self) -> tuple[str, ...]:
-        """List what could not be done in lanes and has not been told yet."""
-        new = tuple(text for text, is_told in self._notes.items() if not is_told)
-        self._notes = dict.fromkeys(self._notes, True)
-        return new
+        self._notes: dict[str, None] = {}
 
     @property
     def all_notes(self) -> tuple[str, ...]:
@@ -125,7 +119,7 @@ class Lanes:
         return tile
 
     def _note(self, text: str) -> None:
-        self._notes.setdefault(text, False)
+        self._notes.setdefault(text)
 
 
 def _why(error: Exception) -> str:

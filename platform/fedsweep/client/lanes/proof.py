@@ -24,8 +24,9 @@ from fedsweep.errors import first_line, lacks_memory
 PROVED_STEPS = 3
 # Farthest that lanes may be off the loop, as a share of the loop's move.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
-# Or so many times as far as the loop is off itself where its start differs in the last bits, but no farther than this:
-# through batch norm over few samples three steps make a thousandth of the move of them.
+# Rounding alone can exceed that: through batch norm over few samples a difference in the last bits is a thousandth of
+# the move within three steps. So the loop is run once more from a start that differs in its last bits, and lanes may be
+# off by so many times what that changed, but never by more than the second number.
 _TIMES_ROUNDING, _FARTHEST = 10, 0.03
 
 

@@ -70,13 +70,11 @@ class SharedLanes:
 
     def __init__(self, pool: Lanes) -> None:
         self._pool = pool
-        self._told: frozenset[str] = frozenset()
 
-    def new_notes(self) -> tuple[str, ...]:
-        """List what could not be done in lanes and this run has not told yet."""
-        new = tuple(text for text in self._pool.all_notes if text not in self._told)
-        self._told |= {*new}
-        return new
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """List all that could not be done in lanes, for whichever run."""
+        return self._pool.all_notes
 
     def take(self, lanes: Sequence[Lane]) -> Mapping[Lane, Taken]:
         """Take the steps that are due, see :meth:`Lanes.take`."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import entry_points
+
+_INSTALLED = "of an installed package"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ def _methods() -> list[Named]:
 
     built_in = TABLES["method"].names()
     lines = [(name, first_paragraph(method_builder(name)), built_in_card(name).source) for name in built_in]
-    lines += [(name, "of an installed package", "") for name in method_names() if name not in built_in]
+    lines += [(name, _INSTALLED, "") for name in method_names() if name not in built_in]
     return [
         Named(name=name, summary=summary.rstrip("."), source=source, key="method", text=partial(_card, name))
         for name, summary, source in lines
@@ -49,13 +52,20 @@ def _card(name: str) -> str:
     return "" if card_of(method_builder(name)) is None else method_facts(name).text()
 
 
+def _installed(kind: str, key: str) -> list[Named]:
+    """List what installed packages add to a kind by entry points."""
+    points = entry_points(group=f"fedsweep.{kind}")
+    return [Named(name=point.name, summary=_INSTALLED, source="", key=key) for point in points]
+
+
 def _datasets() -> list[Named]:
     from fedsweep.world.data.datasets import DATASETS
 
-    return [
+    built_in = [
         Named(name=name, summary=entry.summary, source=entry.source, text=partial(_whereabouts, name))
         for name, entry in DATASETS.items()
     ]
+    return built_in + _installed("datasets", "")
 
 
 def _whereabouts(name: str) -> str:
@@ -68,7 +78,12 @@ def _whereabouts(name: str) -> str:
 def _models() -> list[Named]:
     from fedsweep.models.registry import MODELS
 
-    return [Named(name=name, summary=entry.summary, source=entry.source, key="model") for name, entry in MODELS.items()]
+    built_in = [Named(name=k, summary=entry.summary, source=entry.source, key="model") for k, entry in MODELS.items()]
+    return built_in + _installed("models", "model")
+
+
+def _partitions() -> list[Named]:
+    return _builders("scenario.partition") + _installed("partitions", "scenario.partition")
 
 
 def _builders(key: str) -> list[Named]:
@@ -116,7 +131,7 @@ KINDS: Mapping[str, Callable[[], list[Named]]] = {
     "methods": _methods,
     "datasets": _datasets,
     "models": _models,
-    "partitions": partial(_builders, "scenario.partition"),
+    "partitions": _partitions,
     "codecs": partial(_builders, "communication.up"),  # the two ways have one table
     "planners": partial(_builders, "planner"),
     "presets": _presets,

@@ -1,4 +1,4 @@
-"""Bytes beside the models: what methods' cards say of them, before a round is played."""
+"""Predict a round's payload bytes, of all that is sent but models, from the formulas on the methods' cards."""
 
 from __future__ import annotations
 

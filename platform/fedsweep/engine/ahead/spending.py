@@ -1,4 +1,4 @@
-"""A run's budget: which of the allowed ways its next round is played, at costs that are known before it."""
+"""Spend a run's budget of bytes or virtual seconds: choose each round's settings by what it will cost."""
 
 from __future__ import annotations
 

@@ -96,8 +96,10 @@ class HubMerger:
 
     def _hub_update(self, hub: int, server: Tensor, sync: SyncContext) -> ClientUpdate:
         samples = self.models[hub].num_samples if hub in self.models else 0
-        reply = Reply(client=hub, vector=self.at(hub, server), progress=Progress(anchor_version=sync.version))
-        return client_update(reply, num_samples=samples, learning_rate=sync.learning_rate, layout=self._layout)
+        reply = Reply(
+            client=hub, vector=self.at(hub, server), progress=Progress(anchor_version=sync.version, samples=samples)
+        )
+        return client_update(reply, learning_rate=sync.learning_rate, layout=self._layout)
 
     def _mean(self, members: list[ClientUpdate], here: SyncContext) -> Tensor:
         # A single whole model is its own mean, whatever it would weigh.

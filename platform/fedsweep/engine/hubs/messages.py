@@ -12,11 +12,11 @@ from fedsweep.world.topology import SERVER, hub_name
 
 
 class Message(NamedTuple):
-    """A model that travels, as the ledger has it: each once, by the end that is a client, or else by the edge.
+    """A model sent between two nodes, counted once in the ledger: at the end whose traffic is metered.
 
     Attributes:
-        node: That end; where two clients talk, the one that sends.
-        direction: Whether it sends or receives.
+        node: That end: the client (of two, the one that sends), or the edge where no client takes part.
+        direction: ``"up"`` where that end sends, ``"down"`` where it receives.
         peer: The other end.
     """
 

@@ -20,8 +20,9 @@ from fedsweep.world.partitions.draws import Indices
 class FlowerDatasets(Partition):
     """A partitioner of the package flwr-datasets: pip install 'fedsweep[flwr]'.
 
-    ``num_partitions`` and ``seed`` are given to it where it takes them; ``partition_by`` is ``label``, and for the
-    natural-id partitioners ``writer``, where it is not among the parameters. It may leave samples out.
+    It gets the samples in a drawn order. ``num_partitions`` and ``seed`` are given to it where it takes them;
+    ``partition_by`` is ``label``, and for the natural-id partitioners ``writer``, where it is not among the parameters.
+    It may leave samples out.
 
     Attributes:
         partitioner: Its class, e.g. PathologicalPartitioner.
@@ -57,9 +58,11 @@ class FlowerDatasets(Partition):
         by = "writer" if "NaturalId" in self.partitioner else "label"
         arguments = {"num_partitions": num_clients, "seed": stream.seed(32), "partition_by": by}
         arguments = {key: value for key, value in arguments.items() if key in inspect.signature(built).parameters}
-        columns = {"index": np.arange(len(labels)), "label": labels}
+        # In an order that is drawn, as Flower's FederatedDataset does: some partitioners cut what lies side by side.
+        order = stream.child("order").numpy().permutation(len(labels))
+        columns = {"index": order, "label": labels[order]}
         if writers is not None:
-            columns["writer"] = writers
+            columns["writer"] = writers[order]
         try:
             made = built(**{**arguments, **self.parameters})
             made.dataset = Dataset.from_dict(columns)

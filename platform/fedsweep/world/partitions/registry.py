@@ -6,12 +6,15 @@ stream. All kinds here give every sample to exactly one client and every client 
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, DataError
 from fedsweep.parameters.ranges import Positive, check_value
 from fedsweep.streams import Stream
 from fedsweep.world.partitions.base import Partition
@@ -59,20 +62,27 @@ class Mixture(Partition):
         shares = np.array([part["share"] for part in self.of], dtype=np.float64)
         order = stream.child("piles").numpy().permutation(len(labels))
         piles = [np.sort(pile) for pile in np.split(order, np.cumsum(cut(shares, len(labels)))[:-1])]
-        splits = [
-            part["kind"].split(
-                labels[pile],
-                num_clients,
-                stream.child("pile", number),
-                num_classes=num_classes,
-                writers=None if writers is None else writers[pile],
-            )
-            for number, (part, pile) in enumerate(zip(self.of, piles, strict=True))
-        ]
+        splits = []
+        for number, (part, pile) in enumerate(zip(self.of, piles, strict=True)):
+            own, of_pile = stream.child("pile", number), None if writers is None else writers[pile]
+            with _said_of(f"scenario.partition.of[{number}]", f"share {part['share']:g}: {len(pile)} samples"):
+                splits.append(
+                    part["kind"].split(labels[pile], num_clients, own, num_classes=num_classes, writers=of_pile)
+                )
         return [
             np.sort(np.concatenate([pile[parts[client]] for pile, parts in zip(piles, splits, strict=True)]))
             for client in range(num_clients)
         ]
+
+
+@contextlib.contextmanager
+def _said_of(key: str, pile: str) -> Iterator[None]:
+    """Have an error name the part of a mixture that it is about, and that part's keys."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        text = re.sub(r"scenario\.partition\.(?!of\[)", f"{key}.", str(error))
+        raise type(error)(f"{key} ({pile}): {text}") from error
 
 
 PARTITIONS: dict[str, type[Partition]] = {
