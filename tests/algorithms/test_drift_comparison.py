@@ -133,7 +133,7 @@ def test_a_saved_scenario_gives_the_other_systems_its_presence_and_classes(name:
     engine, state = played(METHODS[name], "seed=7", drift=replay, availability=replay)
     assert trace_of(engine, state) == trace
     assert [row.present for row in state.records] == [row.present for row in recorded.records]
-    samples = engine.planner._samples(engine.experiment.classes(3))
+    samples, *_ = engine.planner._presence(3, engine.experiment.classes(3), state)
     for client, classes in trace.class_sets[2].items():
         assert samples[client] == engine.experiment.world.profiles[client].label_counts[list(classes)].sum()
 
