@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,11 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.planning import FixedInterval
+from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run
 from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network
 from fedsweep.models.networks.chains import LeNet5
@@ -248,3 +254,78 @@ def test_costs_from_layers_are_those_of_a_forward_pass_of_the_part(name: str) ->
         counted = costs.macs(part, count_batch_norm=count_batch_norm)
         costs._counted = of_whole
         assert scaled == counted > 0
+
+
+OWN = """
+import fedsweep
+from torch import nn
+
+
+class Small(nn.Module):
+    def __init__(self, norm, layers, norms, classes):
+        super().__init__()
+        self.first, self.norm, self.relu = nn.Conv2d(1, 8, 3, padding=1), norm, nn.ReLU()
+        self.head = nn.Linear(8 * 64, classes)
+        self._parts = layers, norms
+
+    def forward(self, images):
+        return self.head(self.relu(self.norm(self.first(images))).flatten(1))
+
+    def unit_groups(self):
+        layers, norms = self._parts
+        made = {"name": "a", "layers": layers, "norms": norms, "consumers": ["head"], "modules": ["relu"]}
+        return (fedsweep.unit_group(self, **made),)
+
+
+class OverChannels(nn.LayerNorm):
+    def forward(self, maps):
+        return super().forward(maps.movedim(1, -1)).movedim(-1, 1)
+
+
+def depthwise(input_shape, num_classes):
+    return Small(nn.Conv2d(8, 8, 3, padding=1, groups=8), ["first", "norm"], [], num_classes)
+
+
+def layer_norm(input_shape, num_classes):
+    return Small(OverChannels(8), ["first"], ["norm"], num_classes)
+
+
+def group_norm(input_shape, num_classes):
+    return Small(nn.GroupNorm(2, 8), ["first"], ["norm"], num_classes)
+
+
+def pairs(input_shape, num_classes):
+    return Small(nn.Conv2d(8, 8, 3, padding=1, groups=4), ["first"], [], num_classes)
+"""
+
+
+def of_own_network(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    (folder / "own_cut.py").write_text(OWN)
+    monkeypatch.syspath_prepend(folder)
+    tree = {
+        "scenario": {"dataset": "digits", "clients": 4, "partition": {"kind": "iid"}},
+        "model": {"name": f"own_cut:{name}"},
+        "method": {"name": "fedad", "base_rate": 0.3, "refresh": [1]},
+        "training": {"rounds": 2, "cohort_size": 2, "local_steps": 2},
+    }
+    try:
+        return plan_run(load_config(tree)).experiment
+    finally:
+        sys.modules.pop("own_cut", None)
+
+
+@pytest.mark.parametrize("name", ["depthwise", "layer_norm"])
+def test_a_network_of_ones_own_is_cut_at_depthwise_convolutions_and_layer_norms(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = run_rounds(local_engine(of_own_network(name, tmp_path, monkeypatch))).records
+    assert first.fwd_macs_per_sample is not None and second.fwd_macs_per_sample is not None
+    assert second.fwd_macs_per_sample < first.fwd_macs_per_sample
+
+
+@pytest.mark.parametrize(("name", "reason"), [("group_norm", "2 groups for 8 channels"), ("pairs", "7 channels")])
+def test_what_can_not_be_cut_is_refused_before_the_run(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=f"unit_groups can't be cut, as method fedad does: .*{reason}"):
+        of_own_network(name, tmp_path, monkeypatch)

@@ -22,6 +22,7 @@ from fedsweep.engine.round_codecs import versions_made
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_units
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, client_side, server_context
 from fedsweep.experiment.unforeseen import plans_are_learned
@@ -92,6 +93,7 @@ def check_first_round(experiment: Experiment) -> None:
     ahead = _PLANNED if experiment.world.stragglers.judges_rounds else 1
     for _ in islice(planned_rounds(experiment, planner), ahead):
         pass
+    check_units(experiment)
 
 
 def _check_schedule(experiment: Experiment) -> None:

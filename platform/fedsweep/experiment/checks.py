@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 
 from fedsweep.components.metrics import METRICS
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, first_line
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.models.network import Network
+from fedsweep.models.slicing import build_submodel_module
 from fedsweep.world.stragglers import StragglerPolicy
 
 
@@ -165,6 +168,26 @@ def check_experiment(experiment: Experiment) -> None:
     check_world(experiment)
     # Made for what they refuse; the run then begins with the same ones.
     _ = experiment.initial_states
+
+
+def check_units(experiment: Experiment) -> None:
+    """Leave out a unit of each group where the method will: what can't be cut fails now, and not in a later round.
+
+    Raises:
+        ConfigError: The network can't be cut where it says, or what is left of it takes no inputs.
+    """
+    network = experiment.template
+    if not isinstance(network, Network) or not any("units" in card.needs for card, _ in experiment.cards):
+        return
+    try:
+        smaller = build_submodel_module(network, {g.name: range(max(1, g.size - 1)) for g in network.unit_groups()})
+        with torch.no_grad():
+            smaller.eval()(smaller.example(2))
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the network's unit_groups can't be cut, as method {experiment.method.name} does: {first_line(error)};"
+            " name other groups or layers there"
+        ) from error
 
 
 def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:

@@ -96,8 +96,8 @@ def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Te
 
     Its parameters and buffers have the names of the full model's and the shapes and values of their slices, so what
     it learns is put back by :class:`~fedsweep.models.unit_submodel.UnitSubModel`. A norm over all channels
-    (``GroupNorm(1, C)``) takes its statistics over the kept channels: there the sub-model is not the masked full model,
-    by construction.
+    (``GroupNorm(1, C)``, ``LayerNorm``) takes its statistics over the kept channels: there the sub-model is not the
+    masked full model, by construction.
 
     Args:
         model: The full network, or itself a sub-model, without scales attached; left as it is.
@@ -128,6 +128,10 @@ def _match_sizes(module: nn.Module) -> None:
     """Bring a layer's declared sizes in line with its tensors."""
     if isinstance(module, nn.Conv2d) and module.groups == 1:
         module.out_channels, module.in_channels = module.weight.shape[:2]
+    elif isinstance(module, nn.Conv2d) and module.groups == module.in_channels == module.out_channels:  # depthwise
+        module.out_channels = module.in_channels = module.groups = module.weight.shape[0]
+    elif isinstance(module, nn.LayerNorm) and module.elementwise_affine:
+        module.normalized_shape = tuple(module.weight.shape)
     elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.running_mean is not None:
