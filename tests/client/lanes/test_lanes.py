@@ -243,12 +243,13 @@ def test_dropout_of_what_is_no_row_per_sample_is_each_clients_own(
 def test_dropout_of_maps_is_each_clients_own_however_they_lie_in_memory() -> None:
     """On a CPU small networks of convolutions have their channels innermost, and dropout draws in memory's order.
 
-    Drawn in another order the models are 0.2 apart; by rounding alone, in float32, less than 1e-5 or 6e-5, by the CPU.
+    In float32, so for one round: in a second one rounding grows to 6e-5 on an AMD EPYC with AVX2.
     """
     work = pictured("fedsweep.bench.networks:SpeedCnn", clients=2)
+    work = replace(work, training=replace(work.training, rounds=1))
     assert work.new_model().pixels_last
     alone, together, notes = both(work, width=2)
-    assert off(alone, together) <= 1e-3 and notes == []
+    assert off(alone, together) <= 1e-5 and notes == []
 
 
 @pytest.mark.parametrize("steps", [2, 3, 64])
