@@ -54,8 +54,7 @@ def _learns_plans(seam: str, component: ServerComponent) -> bool:
 
 
 def _asks_first(experiment: Experiment, seam: str, component: ServerComponent) -> bool:
-    context = server_context(experiment, seam)
-    return bool(component.setup(component.init(context), context))
+    return bool(component.setup(experiment.initial_states[seam], server_context(experiment, seam)))
 
 
 def _asks_history(world: World) -> bool:
