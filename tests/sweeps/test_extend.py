@@ -126,6 +126,9 @@ def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Pa
     assert finished_in([tmp_path / "cut"], whole) == ({}, {})
     prepared = extended(tmp_path / "cut", tiny(SEEDS, rounds=1))
     assert folders(prepared) == ["0003-seed=0", "0004-seed=1"] and prepared.plan.beside == ("0001-seed=0",)
+    assert prepared.extended.endswith(
+        "; 1 that this configuration has no trial for or that a scheduler ended, beside them"
+    )
     raced = extended(tmp_path / "cut", tiny(SEEDS, rounds=1, scheduler="median"))
     assert folders(raced)[0] == "0001-seed=0"
 

@@ -73,13 +73,14 @@ def extended(
     folders_by_hash: dict[str, list[str]] = {}
     for digest, name in _found(folder, before):
         folders_by_hash.setdefault(digest, []).append(name)
+    # Without a scheduler a whole run is wanted.
+    cut = {name for name in before if config.sweep.scheduler is None and is_cut_short(folder.path / name)}
     highest = max((_number(name) for name in before), default=0)
     trials, others = [], dict[str, str]()
     for entry in entries:
         trial, there = entry.trial, folders_by_hash.get(entry.user_config.hash(), [])
         changed = {n: "" if allow_changed_code else other_code(folder.path / n, entry.sources) for n in there}
-        whole = [n for n in there if config.sweep.scheduler is not None or not is_cut_short(folder.path / n)]
-        own_name = next((name for name in whole if not changed[name]), None)
+        own_name = next((name for name in there if not changed[name] and name not in cut), None)
         if own_name is not None:
             there.remove(own_name)
         else:
@@ -89,7 +90,8 @@ def extended(
         trials.append(replace(trial, number=_number(name), folder=name))
     num_finished = sum(folder.has_finished(trial) for trial in trials)
     beside = tuple(itertools.chain.from_iterable(folders_by_hash.values()))
-    aside = f"; {len(beside)} that this configuration has no trial for, beside them" if beside else ""
+    ended = " or that a scheduler ended" if cut.intersection(beside) else ""
+    aside = f"; {len(beside)} that this configuration has no trial for{ended}, beside them" if beside else ""
     if others:
         aside += f"; {len(others)} of them by other code ({next(iter(others.values()))}), which {ALLOW} would keep"
     summary = f"{num_finished} finished trials kept, {len(trials) - num_finished} to run{aside}"
