@@ -23,6 +23,7 @@ def why_unknown(experiment: Experiment) -> str | None:
     for seam, component in method.server_components:
         if _learns_plans(seam, component):
             return f"its {type(component).__name__} learns from the clients' work"
+    for seam, component in method.server_components:
         if _asks_first(experiment, seam, component):
             return f"its {type(component).__name__} has every client measure something before round 1"
     if method.exchanges:
