@@ -140,6 +140,7 @@ class FederatedMethod:
         parts += ["a weighting by what is known of clients"] if self.weighting.knows_clients else []
         parts += ["a weighting of steps from the server's model"] if self.moves_from is not None else []
         parts += ["the codec, whose moves are from the server's model"] if self.codec.encodes else []
+        parts += ["work that clients keep over several rounds"] if self.pacing.carries_work() else []
         if parts:
             raise ConfigError(
                 f"method {self.name}: its models meet at other hubs than the server ({type(self.pacing).__name__}),"

@@ -172,6 +172,13 @@ def test_what_only_a_server_could_do_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"other hubs than the server .*the term scaffold"):
         merge(hierfavg(), scaffold())
+
+    class Carrying(type(dpsgd().pacing)):
+        def carries_work(self) -> bool:
+            return True
+
+    with pytest.raises(ConfigError, match=r"other hubs than the server .*work that clients keep over several rounds"):
+        replace(dpsgd(), pacing=Carrying(method="dpsgd", interval=None))
     with pytest.raises(ConfigError, match=r"scenario\.topology says no graph"):
         _ = world(dpsgd(), tree(num_clients=6)).initial_states
     with pytest.raises(ConfigError, match=r"scenario\.topology says no tree"):

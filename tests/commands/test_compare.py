@@ -47,6 +47,13 @@ def test_lines_are_chosen_sorted_and_cut(study: Path, fedsweep: Command) -> None
     assert code == 0 and [line.split()[0] for line in out.splitlines()] == ["run", "scaffold"]
 
 
+def test_a_run_that_a_scheduler_ended_is_named(study: Path, fedsweep: Command) -> None:
+    RunFolder(study / "2").write_result({"status": "finished", "stopped_by": "scheduler"})
+    _, out, err = fedsweep("compare", study)
+    assert "note: ended early by a sweep's scheduler: s scaffold clients=10, seed 0\n" in out + err
+    assert "ended early" not in "".join(fedsweep("compare", study, "--only", "method=FedAvg")[1:])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

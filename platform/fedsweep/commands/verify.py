@@ -46,7 +46,7 @@ def verify(
     from fedsweep.errors import OutputError
     from fedsweep.processes import scratch_folder
     from fedsweep.runs.remote_folder import read_from
-    from fedsweep.runs.run_folder import RunFolder
+    from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
     from fedsweep.runs.sources import misfit
 
     with read_from([folder]) as (place,), scratch_folder() as scratch:
@@ -55,7 +55,7 @@ def verify(
         original.read_config()
         original.check_finished("can be verified")
         result = original.read_result()
-        if result.get("stopped_by") == "scheduler":
+        if result.get("stopped_by") == BY_SCHEDULER:
             raise OutputError(
                 f"{folder}: a sweep's scheduler ended it after {result['rounds']} rounds, before its own end;"
                 " a run that went on to it can be verified"

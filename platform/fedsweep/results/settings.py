@@ -15,6 +15,7 @@ from fedsweep.results.curves import Curve, curve_of, mean_curve
 from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
 from fedsweep.results.texts import clean, numbered, some_of, without_shared_start
 from fedsweep.results.view import SPENT, RunView, run_labels
+from fedsweep.runs.run_folder import BY_SCHEDULER
 
 _LONGEST_REASON = 1000
 _MOST_TARGETS = 20
@@ -60,6 +61,11 @@ class ReportRun:
         if reason:
             return clean(reason, longest=_LONGEST_REASON)
         return "" if stopped_by in (None, "rounds") else f"stopped by {clean(stopped_by)}"
+
+    @property
+    def was_cut_short(self) -> bool:
+        """True where a sweep's scheduler ended it before its own end."""
+        return self.view.result.get("stopped_by") == BY_SCHEDULER
 
     @property
     def remarks(self) -> list[str]:

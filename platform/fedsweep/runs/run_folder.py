@@ -33,12 +33,12 @@ CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
 RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
 PLAN = "sweep.json"  # no run's: the folder that has it is a sweep's
-SCENARIO, PICTURES, ROUNDS_CSV = "scenario.json", "pictures", "rounds.csv"
-DECISIONS = "plan.json"
+SCENARIO, PICTURES, ROUNDS_CSV, DECISIONS = "scenario.json", "pictures", "rounds.csv", "plan.json"
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 # What these two are left has names that only a run writes.
 EVENTS_SUFFIX, ID_PREFIX = ".fedsweep", "fedsweep"
 STATUSES, UNFINISHED = ("finished", "failed", "killed"), "unfinished"
+BY_SCHEDULER = "scheduler"  # the result's stopped_by, where a sweep's scheduler ended the run before its own end
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _TABLES = (ROUNDS, ROUNDS_CSV, CLIENTS, CLIENT_ACCURACY, TRAFFIC)
 _FILES = (*_TABLES, SCENARIO, DECISIONS, RESULT, MODEL, EARLIER, SOURCES, TAKEN_OVER, TRACKING, RAY_LOG, CONFIG)

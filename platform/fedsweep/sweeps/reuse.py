@@ -23,12 +23,11 @@ from fedsweep.finished.growth import grow
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import TAKEN_OVER, TRACKING, atomic_write, read_note
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.run_folder import CONFIG, RunFolder
+from fedsweep.runs.run_folder import BY_SCHEDULER, CONFIG, RunFolder
 from fedsweep.runs.source_log import ALLOW, changed_since
 from fedsweep.runs.sources import Sources, misfit
 from fedsweep.sweeps.space import is_listed
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
-from fedsweep.sweeps.trial import BY_SCHEDULER
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

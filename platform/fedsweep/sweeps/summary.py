@@ -17,7 +17,7 @@ from fedsweep.results.seed_statistics import Difference, Estimate, differences, 
 from fedsweep.results.settings import counted, group_settings, remarks, report_runs
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.files import jsonable, write_file
-from fedsweep.runs.run_folder import CONFIG, RunFolder
+from fedsweep.runs.run_folder import BY_SCHEDULER, CONFIG, RunFolder
 from fedsweep.sweeps.fairness import TrialWorld, comparable
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
@@ -230,7 +230,7 @@ def _setting(rows: Sequence[TrialRow]) -> SettingRow:
         values={key: value for key, value in rows[0].trial.values.items() if key != "seed"},
         seeds=tuple(row.seed for row in own),
         failed=sum(row.status != "finished" for row in rows),
-        cut_short=sum(row.stopped_by == "scheduler" for row in own),
+        cut_short=sum(row.stopped_by == BY_SCHEDULER for row in own),
         figures={name: estimate(row.figures[name] for row in own) for name in rows[0].figures},
     )
 
@@ -238,7 +238,7 @@ def _setting(rows: Sequence[TrialRow]) -> SettingRow:
 def _figures_by_seed(rows: Sequence[TrialRow], metric: str) -> dict[int | None, float]:
     # A trial under way, or one that a scheduler ended, did not train as long as the others: nothing to pair.
     own = [rows[place] for place in counted(rows)]
-    whole = [row for row in own if row.status == "finished" and row.stopped_by != "scheduler"]
+    whole = [row for row in own if row.status == "finished" and row.stopped_by != BY_SCHEDULER]
     return {row.seed: row.figures[metric] for row in whole}
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedsweep.errors import ResourceError
 from fedsweep.results.seed_statistics import mean
-from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
 from fedsweep.streams import stream
 from fedsweep.sweeps.search.rungs import TriedSetting, most_doubtful, told_means
 from fedsweep.sweeps.space import (
@@ -28,7 +28,7 @@ from fedsweep.sweeps.space import (
     setting_spaces,
 )
 from fedsweep.sweeps.sweep_folder import STUDY_FILE
-from fedsweep.sweeps.trial import BY_SCHEDULER, TESTED, TuneReport, metric_values
+from fedsweep.sweeps.trial import TESTED, TuneReport, metric_values
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
