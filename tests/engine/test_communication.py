@@ -244,7 +244,7 @@ def test_who_synchronises_seldom_misses_what_the_others_were_sent() -> None:
     start = engine.start()
     first, state = engine.planner.plan(start), run_rounds(engine, start, rounds=1)
     second, inner = engine.planner.plan(state), state.records[0].sync_points - 1
-    messages = [plan.prices.server_messages for plan in (first, second)]
+    messages = [plan.timing_inputs.server_messages for plan in (first, second)]
     assert None not in messages and inner
     before, sent = (own.downloads(plan.points) for own, plan in zip(messages, (first, second), strict=True))
     assert sorted(len(messages) for messages in before.values()) == [1, 1, 1 + inner, 1 + inner]

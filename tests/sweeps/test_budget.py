@@ -21,8 +21,8 @@ from fedsweep.runs.files import TAKEN_OVER
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps import tuner
-from fedsweep.sweeps.budget.spending import Spending
 from fedsweep.sweeps.budget.study_clock import ELAPSED, StudyClock, elapsed_seconds
+from fedsweep.sweeps.budget.trial_costs import TrialCosts
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.schedulers import ListedTrials
@@ -171,7 +171,7 @@ def test_where_costs_follow_from_training_a_trial_ends_at_its_share(tmp_path: Pa
     assert study.allowance is not None and not study.allowance.planned(entry).is_exact
     described = study.describe(entry)["spec"]
     share = described.most.total_bytes * 7 // 10
-    trial = ActiveTrial(replace(described, most=Spending(total_bytes=share)))
+    trial = ActiveTrial(replace(described, most=TrialCosts(total_bytes=share)))
     while not trial.step()["done"]:
         pass
     result = RunFolder(entry_folder := study.folder.trial_path(entry.trial)).read_result()
@@ -251,7 +251,7 @@ def test_the_hours_of_a_study_are_those_to_its_end(
 
 def test_spending_says_what_is_limited() -> None:
     budget = StudyBudget(total_bytes=10_000_000, sim_time_s=60.0)
-    spent = Spending(total_bytes=9_900_000, sim_time_s=61.0, trials=5)
+    spent = TrialCosts(total_bytes=9_900_000, sim_time_s=61.0, trials=5)
     assert not spent.fits(budget)
     assert spent.in_words(budget) == "9.9 MB of 10 MB, 61s of virtual time of 60s of virtual time"
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.client.coding import Encoder
-from fedsweep.client.lanes.lane import Lane, Taken
+from fedsweep.client.lanes.lane import Lane, LaneSteps
 from fedsweep.client.messages import ClientSide, ClientTask, Progress, Reply, RoundTotals
 from fedsweep.client.modules import BoundModule, ClientModel
 from fedsweep.client.optimizer import ClientOptimizer
@@ -193,11 +193,11 @@ class LocalRound:
             seed=self._batches.seed,
         )
 
-    def advance(self, probes: tuple[Probe, ...] = (), taken: Taken | None = None) -> None:
-        """Take the steps that are due, or take note of those ``taken`` in a lane; then let terms and probes finish."""
+    def advance(self, probes: tuple[Probe, ...] = (), lane_steps: LaneSteps | None = None) -> None:
+        """Take the steps that are due, or note those that a lane took; then let terms and probes finish."""
         first, due, model = self._totals.steps, self._job.due, self.model
-        if taken is not None:
-            self._count(taken.losses, taken.hits)
+        if lane_steps is not None:
+            self._count(lane_steps.losses, lane_steps.hits)
         elif due:
             module = model.bound()
             if not module.training:

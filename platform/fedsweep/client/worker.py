@@ -19,7 +19,7 @@ from fedsweep.client.coding import sent_down
 from fedsweep.client.compute_device import start_device
 from fedsweep.client.exchange import Exchange, InPlace
 from fedsweep.client.lanes.grouping import Lanes
-from fedsweep.client.lanes.lane import Taken
+from fedsweep.client.lanes.lane import LaneSteps
 from fedsweep.client.lanes.proof import proved
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply, Stepping
@@ -185,7 +185,7 @@ class Worker:
         current.copy_(target)
         return residual
 
-    def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
+    def _taken_together(self, clients: Sequence[int]) -> Mapping[int, LaneSteps]:
         """Return the clients' steps that are due, as far as they can be taken in lanes."""
         assert self._lanes is not None
         taken = self._lanes.take([lane for k in clients if (lane := self._rounds[k].lane()) is not None])
@@ -280,7 +280,7 @@ class Worker:
             for client, local in sorted(self._rounds.items()):
                 with self._guarded(segment.round, client):
                     if client in together:
-                        local.advance(taken=together[client])
+                        local.advance(lane_steps=together[client])
                     totals[client], memory = local.close(attended=client in self._attended)
                 if memory is not None:
                     memories[client] = memory

@@ -48,15 +48,15 @@ class Leg:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
-    """Inputs by which the virtual clock, beside the plan, times a round on the scenario's devices.
+class TimingInputs:
+    """Inputs by which, with the plan, the virtual clock times a round on the scenario's devices.
 
     Attributes:
         costs: FLOPs and message sizes of sub-models.
         seed: The run's; devices' jitter is drawn from it.
         probes: The round's measurements, whose forward passes take time.
         sends_at_once: See ``Pacing``.
-        beside: Bytes of payloads, which are all that is sent but models, for each message, by client and direction.
+        payload_bytes: All that is sent but models, for each message, by client and direction.
         server_messages: The server's messages before the round; None without a codec on the way down.
     """
 
@@ -64,7 +64,7 @@ class Prices:
     seed: int
     probes: tuple[Probe, ...] = ()
     sends_at_once: bool = False
-    beside: Mapping[tuple[int, Direction], float] = field(default_factory=dict)
+    payload_bytes: Mapping[tuple[int, Direction], float] = field(default_factory=dict)
     server_messages: ServerMessages | None = None
 
     def probed(self, client: int, num_samples: int, *, last: bool) -> float:
@@ -78,15 +78,15 @@ class Prices:
         return (jobs - 1) * before + last if jobs else 0.0
 
 
-def device_of(client: int, context: RoundContext, prices: Prices) -> DeviceProfile:
+def device_of(client: int, context: RoundContext, inputs: TimingInputs) -> DeviceProfile:
     """Return a client's device, as fast as it is in this round."""
     device = context.profiles[client].device
     if device is None:
         raise InvariantError(f"client {client} has no device")
-    return jittered(device, seed=prices.seed, round=context.round, client=client)
+    return jittered(device, seed=inputs.seed, round=context.round, client=client)
 
 
-def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
+def leg_time(leg: Leg, context: RoundContext, inputs: TimingInputs) -> ClientTime:
     """Return the virtual seconds of download, steps and upload, with jitter; who takes steps is of the cohort."""
     submodel = context.submodels.get(leg.client, FULL_MODEL)
     samples = 0
@@ -94,12 +94,12 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
         # Counted from the round's start, since the last batch of a pass may be small.
         work = context.work[leg.client]
         samples = work.samples_in(leg.after + leg.steps) - work.samples_in(leg.after)
-    costs, beside = prices.costs, prices.beside
+    costs, payloads = inputs.costs, inputs.payload_bytes
     model = costs.num_bytes(submodel, "down", leg.down or ()) + submodel.index_bytes() * leg.masked
-    down = model + beside.get((leg.client, "down"), 0)
-    up = costs.num_bytes(submodel, "up") + beside.get((leg.client, "up"), 0)
+    down = model + payloads.get((leg.client, "down"), 0)
+    up = costs.num_bytes(submodel, "up") + payloads.get((leg.client, "up"), 0)
     return client_time(
-        device_of(leg.client, context, prices),
+        device_of(leg.client, context, inputs),
         steps=leg.steps,
         flops=costs.flops(submodel, samples, work=context.work.get(leg.client), probed=leg.probes),
         bits_down=8 * down if leg.down is not None else 0,
@@ -107,30 +107,30 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
     )
 
 
-def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTime:
+def whole_round(client: int, context: RoundContext, inputs: TimingInputs) -> ClientTime:
     """Time a member of the cohort: all of its steps with one message down and one up."""
-    missed = () if prices.server_messages is None else prices.server_messages.download(client)
+    missed = () if inputs.server_messages is None else inputs.server_messages.download(client)
     work = context.work[client]
-    probes = prices.probed(client, work.num_samples, last=True)
+    probes = inputs.probed(client, work.num_samples, last=True)
     leg = Leg(client=client, steps=work.steps, down=missed, probes=probes)
-    return leg_time(leg, context, prices)
+    return leg_time(leg, context, inputs)
 
 
-def beside_s(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices, ledger: Ledger) -> float:
+def payload_s(points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs, ledger: Ledger) -> float:
     """Return by how many virtual seconds payloads delay the round's end; the clock itself times models alone.
 
     A client's payload bytes are spread evenly over its messages of the round. Who dropped out, and the order of
     arrivals, stay as the clock has them.
     """
-    total = ledger.beside_models()
+    total = ledger.payload_bytes()
     if not total or not points:
         return 0.0
     messages: Counter[tuple[int, Direction]] = Counter()
     for point in points:
         messages.update((job.client, "down") for job in point.start if not job.resume)
         messages.update((client, "up") for client in point.attend)
-    beside = {key: size / messages[key] for key, size in total.items() if messages[key]}
-    ends = [round_end(points, context, replace(prices, beside=share))[0] for share in (beside, {})]
+    shares = {key: size / messages[key] for key, size in total.items() if messages[key]}
+    ends = [round_end(points, context, replace(inputs, payload_bytes=each))[0] for each in (shares, {})]
     return ends[0] - ends[1]
 
 
@@ -182,17 +182,17 @@ def setup_s(experiment: Experiment, ledger: Ledger, probed: Mapping[int, float],
     )
 
 
-def durations(context: RoundContext, prices: Prices, *, in_full: bool = True) -> dict[int, float]:
+def durations(context: RoundContext, inputs: TimingInputs, *, in_full: bool = True) -> dict[int, float]:
     """Return virtual seconds that each member of the cohort would need for its whole round; empty without devices.
 
     Args:
         context: The round.
-        prices: Of its work.
+        inputs: Of its work.
         in_full: With its messages; otherwise of the training alone, where it is not planned yet who sends to whom.
     """
     if not context.cohort or context.profiles[context.cohort[0]].device is None:
         return {}
-    times = {k: whole_round(k, context, prices) for k in context.cohort}
+    times = {k: whole_round(k, context, inputs) for k in context.cohort}
     return {k: time.total_s if in_full else time.compute_s for k, time in times.items()}
 
 
@@ -204,11 +204,11 @@ class _ClientTimes:
         at_work: Jobs that were begun and not ended, by client: when they were, and what takes time of them.
     """
 
-    def __init__(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> None:
-        self._context, self._prices = context, prices
+    def __init__(self, points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs) -> None:
+        self._context, self._inputs = context, inputs
         self.ready = dict(context.ready)
         self.at_work: dict[int, tuple[float, Leg]] = {}
-        downloads = {} if prices.server_messages is None else prices.server_messages.downloads(points)
+        downloads = {} if inputs.server_messages is None else inputs.server_messages.downloads(points)
         self._downloads = {client: iter(missed) for client, missed in downloads.items()}
         self._jobs_left = Counter(job.client for point in points for job in point.start)
         self._steps_taken: Counter[int] = Counter()
@@ -227,7 +227,7 @@ class _ClientTimes:
             after=self._steps_taken[client],
             down=down,
             masked=down is not None and client not in self._masked,
-            probes=self._prices.probed(client, samples, last=is_last),
+            probes=self._inputs.probed(client, samples, last=is_last),
         )
         self._steps_taken[client] += job.steps
         self._masked.update([client] if leg.masked else [])
@@ -240,10 +240,12 @@ class _ClientTimes:
         """
         nothing = max(opened, self.ready.get(client, 0.0)), Leg(client=client, steps=0, down=None)
         begun, leg = self.at_work.pop(client, nothing)
-        return begun + leg_time(replace(leg, up=up), self._context, self._prices).total_s
+        return begun + leg_time(replace(leg, up=up), self._context, self._inputs).total_s
 
 
-def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:
+def round_end(
+    points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs
+) -> tuple[float, dict[int, float]]:
     """Return the clock at the round's end: every sync point waits for its attendees.
 
     Work that nobody waits for goes on after the round, unless the whole round waits for nobody: then it lasts as long
@@ -253,16 +255,16 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
         Virtual seconds, and for each client whose work goes on when it will be done; where work is sent at once, when
         the server will have it.
     """
-    clients, now = _ClientTimes(points, context, prices), context.clock
+    clients, now = _ClientTimes(points, context, inputs), context.clock
     for point in points:
         for job in point.start:
             clients.begin(job, now)
         opened = now
         for client in point.attend:
-            up = client in clients.at_work or not prices.sends_at_once
+            up = client in clients.at_work or not inputs.sends_at_once
             now = max(now, clients.end(client, opened, up=up))
             clients.ready.pop(client, None)
-    going_on = {client: clients.end(client, now, up=prices.sends_at_once) for client in list(clients.at_work)}
+    going_on = {client: clients.end(client, now, up=inputs.sends_at_once) for client in list(clients.at_work)}
     if not any(point.attend for point in points):
         now = max([now, *going_on.values()])
     return now, dict(sorted((clients.ready | going_on).items()))

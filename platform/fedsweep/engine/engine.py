@@ -24,10 +24,10 @@ from fedsweep.client.messages import Question, Stepping
 from fedsweep.components.probes import ClientTest, Probe, passes_taken, sent_of
 from fedsweep.engine.aggregation import Aggregator, visible
 from fedsweep.engine.ahead.card_traffic import CardTraffic
-from fedsweep.engine.ahead.spending import Spending
+from fedsweep.engine.ahead.spending import BudgetSpender
 from fedsweep.engine.clock import probed_samples, setup_s
 from fedsweep.engine.cost import CostModel, registration_bytes
-from fedsweep.engine.evaluator import Evaluator, Tested
+from fedsweep.engine.evaluator import EvaluationResult, Evaluator
 from fedsweep.engine.hubs.round import HubRound
 from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.engine.per_client import (
@@ -109,7 +109,7 @@ class Engine:
         self._proves = experiment.lanes is not None and experiment.lanes.proves
         self._client_test = experiment.method.evaluation.client_test()
         self._rows = RowMaker(experiment, self.costs)
-        self.spending = Spending(experiment) if experiment.options else None
+        self.spending = BudgetSpender(experiment) if experiment.options else None
         world = experiment.world
         self._test = Evaluator(experiment, world.test_images, world.test_labels, metrics=experiment.metrics)
         self._validation = None if world.validation is None else Evaluator(experiment, *world.validation)
@@ -218,7 +218,7 @@ class Engine:
                 return state, "total_bytes" if stop.total_bytes is not None else "sim_time_s"
             else:
                 plan, decision = chosen.plan, chosen.decision
-                tools, rows = self._ways[chosen.number]
+                tools, rows = self._option_tools[chosen.number]
             limit = stop.passed_by(state.total_bytes + plan.num_bytes, plan.clock)
             if limit is not None:
                 return state, limit
@@ -243,14 +243,14 @@ class Engine:
             return after, None
 
     @cached_property
-    def _ways(self) -> tuple[tuple[RoundTools, RowMaker], ...]:
+    def _option_tools(self) -> tuple[tuple[RoundTools, RowMaker], ...]:
         """The parts that rounds are played with and recorded by, for each way that a budget may be spent."""
         assert self.spending is not None
-        ways = []
-        for option, costs in ((way.option.experiment, way.costs) for way in self.spending.ways):
+        tools = []
+        for option, costs in ((each.option.experiment, each.costs) for each in self.spending.options):
             codecs = replace(option.communication, up=option.up_codec)
-            ways.append((replace(self.tools, experiment=option, costs=costs, codecs=codecs), RowMaker(option, costs)))
-        return tuple(ways)
+            tools.append((replace(self.tools, experiment=option, costs=costs, codecs=codecs), RowMaker(option, costs)))
+        return tuple(tools)
 
     def _proved(self, plan: RoundPlan, state: RunState) -> RunState:
         """Return the run's state with the way in which clients are stepped, tried on a first tile of the round."""
@@ -287,8 +287,8 @@ class Engine:
         if self.spending is not None:
             return self.spending.next(state) is None
         plan = self.planner.plan(state)
-        beside = math.ceil(sum(self._card_traffic.in_round(plan, state.taken_part)))
-        return stop.passed_by(state.total_bytes + plan.num_bytes + beside, plan.clock) is not None
+        payloads = math.ceil(sum(self._card_traffic.in_round(plan, state.taken_part)))
+        return stop.passed_by(state.total_bytes + plan.num_bytes + payloads, plan.clock) is not None
 
     @cached_property
     def _card_traffic(self) -> CardTraffic:
@@ -354,7 +354,7 @@ class Engine:
     def _due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
 
-    def _with_shares(self, record: RoundRecord, tested: Tested) -> RoundRecord:
+    def _with_shares(self, record: RoundRecord, tested: EvaluationResult) -> RoundRecord:
         """Return the row with how good the tested model is by class and by client."""
         experiment, figures = self.experiment, {}
         if tested.task.has_classes:

@@ -23,7 +23,7 @@ _CACHE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested:
+class EvaluationResult:
     """The outcome of a test.
 
     Attributes:
@@ -123,7 +123,7 @@ class Evaluator:
         *,
         when: str = "at a test of the model",
         owners: np.ndarray | None = None,
-    ) -> Tested:
+    ) -> EvaluationResult:
         """Test a model, loaded and on the evaluator's device, in one pass; the updates are the last attendees'.
 
         Where ``owners`` says whose each sample is [T] (-1: nobody's), the sums are also taken client by client.
@@ -162,7 +162,7 @@ class Evaluator:
             figures = missing if diverged else scores_of(self._task, tally, when=when)
         if self._metrics:
             figures |= measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=diverged)
-        return Tested(task=self._task, tally=tally, loss=loss, figures=figures, by_client=by_client)
+        return EvaluationResult(task=self._task, tally=tally, loss=loss, figures=figures, by_client=by_client)
 
 
 def _add_by_client(

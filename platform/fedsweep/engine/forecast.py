@@ -12,8 +12,8 @@ from fedsweep.client.lanes.grouping import one_by_one_note, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.client.optimizer import state_slots
 from fedsweep.components.base import Published
-from fedsweep.engine.ahead.card_traffic import Beside, CardTraffic, sized
-from fedsweep.engine.ahead.spending import Spending
+from fedsweep.engine.ahead.card_traffic import CardTraffic, PayloadSizes, sized
+from fedsweep.engine.ahead.spending import BudgetSpender
 from fedsweep.engine.clock import probed_samples
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
@@ -128,8 +128,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     clock = None if experiment.world.profiles[0].device is None else 0.0
     ratios, plans = list[float](), list[RoundPlan]()
     for plan in islice(planned_rounds(experiment, planner), planned):
-        beside = sum(traffic.sizes_in_round(plan, seen).values(), Beside())
-        sent = plan.num_bytes + int(beside.num_bytes)
+        payloads = sum(traffic.sizes_in_round(plan, seen).values(), PayloadSizes())
+        sent = plan.num_bytes + int(payloads.num_bytes)
         if stop.passed_by(once + num_bytes + sent, plan.clock) is not None:
             rounds = planned = len(plans)
             break
@@ -140,7 +140,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         num_bytes += sent
         clock = plan.clock
         flops += _flops(plan, taken)
-        ratio = rows.group_figures(plan, plan.components, cost=plan.values + int(beside.values))["comm_ratio"]
+        ratio = rows.group_figures(plan, plan.components, cost=plan.values + int(payloads.values))["comm_ratio"]
         ratios += [] if ratio is None else [ratio]
     rounds, planned = (len(plans), len(plans)) if experiment.options else (rounds, planned)
     scale = rounds / max(1, planned)
@@ -195,9 +195,11 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
     has_devices = experiment.world.profiles[0].device is not None
     components, clock = dict(experiment.initial_states), 0.0 if has_devices else None
     state = RunState(vector=experiment.initial_vector, components=components, clock=clock)
-    spending = Spending(experiment) if experiment.options else None
+    spending = BudgetSpender(experiment) if experiment.options else None
     if spending is not None:
-        state = replace(state, total_bytes=registration_bytes(experiment) + spending.ways[0].card_traffic.setup_bytes)
+        state = replace(
+            state, total_bytes=registration_bytes(experiment) + spending.options[0].card_traffic.setup_bytes
+        )
     for _ in range(experiment.training.rounds):
         chosen = None if spending is None else spending.next(state)
         if spending is not None and chosen is None:
@@ -216,7 +218,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
             hub_times=plan.hub_times,
             held=unfinished,
             version=state.version + versions_made(plan.points),
-            **({} if (messages := plan.prices.server_messages) is None else messages.after(plan.points)),
+            **({} if (messages := plan.timing_inputs.server_messages) is None else messages.after(plan.points)),
         )
 
 
@@ -242,15 +244,15 @@ def setup_flops(experiment: Experiment, costs: CostModel) -> int:
 
 def _flops(plan: RoundPlan, taken: Mapping[int, int]) -> int:
     """Add up the operations of clients' steps, and of the forward passes that they take outside these."""
-    prices, total = plan.prices, 0
+    inputs, total = plan.timing_inputs, 0
     for client, count in taken.items():
         work, probed = plan.context.work[client], 0.0
-        if prices.probed(client, work.num_samples, last=True):
+        if inputs.probed(client, work.num_samples, last=True):
             jobs = sum(
                 times for point, times in with_repeats(plan.points) for job in point.start if job.client == client
             )
-            probed = prices.probed_in(jobs, client, work.num_samples)
-        total += prices.costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
+            probed = inputs.probed_in(jobs, client, work.num_samples)
+        total += inputs.costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
     return total
 
 

@@ -161,13 +161,13 @@ class Ledger:
             macs=torch.tensor([total.macs for total in totals], dtype=torch.int64),
         )
 
-    def beside_models(self) -> Counter[tuple[int, Direction]]:
+    def payload_bytes(self) -> Counter[tuple[int, Direction]]:
         """Return bytes of all but models, masks and codecs' messages, by client and direction."""
-        beside: Counter[tuple[int, Direction]] = Counter()
+        payloads: Counter[tuple[int, Direction]] = Counter()
         for (client, direction, kind), size in self.sizes.items():
             if kind not in _OF_MODELS and not kind.startswith("update/"):
-                beside[client, direction] += size
-        return beside
+                payloads[client, direction] += size
+        return payloads
 
     def worth_by_client(self) -> dict[int, float]:
         """Return values of four bytes that clients' messages are worth, both ways; sub-models' masks are none."""

@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from fedsweep.engine import clock
-from fedsweep.engine.clock import Prices
+from fedsweep.engine.clock import TimingInputs
 from fedsweep.engine.cost import CostModel, Missed
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
 from fedsweep.engine.hubs import clock as hubs_clock
@@ -47,8 +47,8 @@ class RoundPlan:
         values: Scalars that models will move, both ways; payloads come on top.
         num_bytes: Bytes that models and masks will move, both ways; payloads come on top.
         index_bytes: Of these the sub-models' masks, down: with each client's first download.
-        prices: By which its work was timed: with the measurements, as far as planning knows them, and the server's
-            messages before the round.
+        timing_inputs: By which its work was timed: with the measurements, as far as planning knows them, and the
+            server's messages before the round.
         lost: Members of the cohort that drop out; the sync points are without them.
     """
 
@@ -59,7 +59,7 @@ class RoundPlan:
     values: int
     num_bytes: int
     index_bytes: int
-    prices: Prices
+    timing_inputs: TimingInputs
     lost: Mapping[int, LostWork] = field(default_factory=dict)
     ready: Mapping[int, float] = field(default_factory=dict)
     hub_times: Mapping[int, float] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Planner:
         context = replace(context, stream=stream(self._experiment.seed, "submodels", context.round))
         parts, components["submodels"] = ask(method.submodels, "assign", components["submodels"], context, when=when)
         context = replace(context, submodels=parts)
-        prices = Prices(
+        inputs = TimingInputs(
             costs=self._costs,
             seed=self._experiment.seed,
             probes=method.probes(components, context.round) if method.having["probes"] else (),
@@ -141,16 +141,16 @@ class Planner:
         context = replace(context, stream=stream(self._experiment.seed, "pacing", context.round))
         if state.clock is not None:
             # Before pacing, which may decide by them who is waited for.
-            context = replace(context, durations=clock.durations(context, prices, in_full=not method.pacing.has_hubs))
+            context = replace(context, durations=clock.durations(context, inputs, in_full=not method.pacing.has_hubs))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
             points, components["pacing"] = ask(method.pacing, "plan", components["pacing"], context, when=when)
         if method.pacing.draws_candidates:
             context = _of_those_who_work(context, points)
         self._check(points, context)
-        timing = Timing() if state.clock is None else self._timed(points, context, prices)
+        timing = Timing() if state.clock is None else self._timed(points, context, inputs)
         points, lost = points if timing.points is None else timing.points, timing.lost
-        models, index_bytes = self._traffic(points, context, lost=lost, server_messages=prices.server_messages)
+        models, index_bytes = self._traffic(points, context, lost=lost, server_messages=inputs.server_messages)
         return RoundPlan(
             context=context,
             points=points,
@@ -162,7 +162,7 @@ class Planner:
             lost=lost,
             ready=timing.ready,
             hub_times=timing.hub_times,
-            prices=prices,
+            timing_inputs=inputs,
         )
 
     def with_cohort(self, state: RunState) -> RoundContext:
@@ -237,19 +237,19 @@ class Planner:
 
     # -- cost ----------------------------------------------------------------------------------------------------
 
-    def _timed(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> Timing:
+    def _timed(self, points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs) -> Timing:
         if self._experiment.method.pacing.has_hubs:
-            end, hub_times = hubs_clock.round_end(points, context, prices)
+            end, hub_times = hubs_clock.round_end(points, context, inputs)
             return Timing(end=end, hub_times=hub_times)
-        end, ready = clock.round_end(points, context, prices)
-        closing = self._closing(points, context, prices)
+        end, ready = clock.round_end(points, context, inputs)
+        closing = self._closing(points, context, inputs)
         if closing is None:
             return Timing(end=end, ready=ready)
-        points, end, duration_s = self._closed(points, context, closing, prices)
+        points, end, duration_s = self._closed(points, context, closing, inputs)
         lost = {client: dropout.work_by(duration_s) for client, dropout in closing.lost.items()}
         return Timing(end=end, ready=ready, lost=lost, points=points)
 
-    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> Closing | None:
+    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs) -> Closing | None:
         """Find who drops out of the round, and when it ends; None where everybody is always waited for.
 
         Members of the cohort without a job get nothing and send nothing, so they can't be lost.
@@ -263,7 +263,7 @@ class Planner:
             return None
         return close_round(
             world.stragglers,
-            {k: clock.whole_round(k, context, prices) for k in devices},
+            {k: clock.whole_round(k, context, inputs) for k in devices},
             context.work,
             fails=lambda k: fails(devices[k], seed=seed, round=context.round, client=k),
             # Not the cohort's size: a policy may have more chosen than it wants.
@@ -271,14 +271,14 @@ class Planner:
         )
 
     def _closed(
-        self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing, prices: Prices
+        self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing, inputs: TimingInputs
     ) -> tuple[tuple[SyncPoint, ...], float, float]:
         """Return the sync points without those who drop out, the clock at the round's end, and how long it lasts."""
         check_points(self._experiment.world.stragglers, self._experiment.method, points)
         left = closing.kept(points)
         if len(points) > 1 and left:
             # Whoever is alive is waited for.
-            end = clock.round_end(left, context, prices)[0]
+            end = clock.round_end(left, context, inputs)[0]
             return left, end, end - context.clock
         return left, context.clock + closing.duration_s, closing.duration_s
 

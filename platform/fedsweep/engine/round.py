@@ -72,7 +72,7 @@ class Round:
         self.learning_rate = tools.experiment.training.schedule(plan.context.round)
         self.vector, self.version = state.vector, state.version
         self.components: dict[str, State] = dict(plan.components)  # a copy: another round may begin from the same plan
-        messages = plan.prices.server_messages
+        messages = plan.timing_inputs.server_messages
         downloads = None if messages is None else messages.downloads(plan.points, plan.lost)
         self._charges = self.charges(self._costs, plan.submodel, state.published, downloads)
         self.ledger = self._charges.ledger
@@ -151,7 +151,11 @@ class Round:
             published=dict(sorted({**before.published, **self._charges.published}.items())),
             left=self.codecs.residual,
             sent_contents=self.codecs.sent_contents,
-            **({} if (messages := self.plan.prices.server_messages) is None else messages.after(self.plan.points)),
+            **(
+                {}
+                if (messages := self.plan.timing_inputs.server_messages) is None
+                else messages.after(self.plan.points)
+            ),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsweep.client.messages import RoundTotals
 from fedsweep.components.base import ComponentReport
-from fedsweep.engine.clock import beside_s, server_s
+from fedsweep.engine.clock import payload_s, server_s
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.ledger import ClientTotals
 from fedsweep.engine.plan import RoundPlan, with_repeats
@@ -152,8 +152,8 @@ class RowMaker:
             earlier = before.setup_s or 0.0
         elif (last := before.records[-1]).full_time_s is not None and last.sim_time_s is not None:
             earlier = last.full_time_s - last.sim_time_s
-        beside = beside_s(plan.points, plan.context, plan.prices, round.ledger)
-        return clock + earlier + beside + server_s(server_flops)
+        payloads = payload_s(plan.points, plan.context, plan.timing_inputs, round.ledger)
+        return clock + earlier + payloads + server_s(server_flops)
 
     def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
         if not trained:

@@ -23,7 +23,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import one_thread
 from fedsweep.engine.aggregation import model_alone
-from fedsweep.engine.evaluator import Evaluator, Tested
+from fedsweep.engine.evaluator import EvaluationResult, Evaluator
 from fedsweep.engine.per_client import client_accuracies, own_accuracies, own_models_question, present_counts
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError
@@ -189,7 +189,7 @@ class Subject:
             notes=tuple(notes),
         )
 
-    def _by_client(self, experiment: Experiment, tested: Tested) -> dict[str, Any]:
+    def _by_client(self, experiment: Experiment, tested: EvaluationResult) -> dict[str, Any]:
         """Return how good the model is for each client, as fields of :class:`Evaluated`, if that is told."""
         world, owners = experiment.world, experiment.test_owners(self.round)
         if owners is not None:
@@ -209,7 +209,9 @@ class Subject:
             "client_samples": np.where(present_NC > 0, tests_C, 0).sum(axis=1),
         }
 
-    def _tested(self, experiment: Experiment, evaluation: Evaluation, state: State, voters: Sequence[Tensor]) -> Tested:
+    def _tested(
+        self, experiment: Experiment, evaluation: Evaluation, state: State, voters: Sequence[Tensor]
+    ) -> EvaluationResult:
         start_device(experiment.server_device, tf32=experiment.tf32)
         world, model = experiment.world, experiment.new_model().to(experiment.server_device)
         load_vector(model, layout_of(model), self.values)

@@ -18,8 +18,8 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.sources import Sources
 from fedsweep.sweeps.budget.allowance import Allowance
-from fedsweep.sweeps.budget.spending import Spending, planned_spending, spent_in
 from fedsweep.sweeps.budget.study_clock import StudyClock
+from fedsweep.sweeps.budget.trial_costs import TrialCosts, planned_costs, spent_in
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.resources import Share
@@ -123,12 +123,12 @@ class PreparedSweep:
         budget = self.config.sweep.budget
         if budget is None:
             return None
-        return Allowance(budget=budget, folder=self.folder, entries=self.entries, plan=self._plan_spending)
+        return Allowance(budget=budget, folder=self.folder, entries=self.entries, plan=self._plan_costs)
 
-    def _plan_spending(self, entry: PreparedTrial) -> Spending:
+    def _plan_costs(self, entry: PreparedTrial) -> TrialCosts:
         assert self.config.sweep.budget is not None
         try:
-            return planned_spending(entry.config, self.datasets[dataset_key(entry.config)], self.config.sweep.budget)
+            return planned_costs(entry.config, self.datasets[dataset_key(entry.config)], self.config.sweep.budget)
         except InputError as error:
             raise type(error)(f"trial {entry.trial.number} ({entry.trial.label}): {error}") from None
 
@@ -192,10 +192,10 @@ class PreparedSweep:
         return has_room
 
     @property
-    def spent(self) -> Spending:
+    def spent(self) -> TrialCosts:
         """Costs of all trials so far, as their folders tell."""
         parts = [spent_in(self.folder.trial_path(entry.trial)) for entry in self.entries]
-        return sum((part for part in parts if part is not None), Spending())
+        return sum((part for part in parts if part is not None), TrialCosts())
 
     @property
     def left_out(self) -> list[PreparedTrial]:
@@ -285,7 +285,7 @@ class PreparedSweep:
             described[WORLD] = canonical([asdict(world_of(entry.config)), entry.config.seed])
         return described
 
-    def _most(self, entry: PreparedTrial) -> Spending | None:
+    def _most(self, entry: PreparedTrial) -> TrialCosts | None:
         """Return what a trial may spend at most, where its costs are no more than estimated: 1 % more than that."""
         if self.allowance is None or self.folder.has_finished(entry.trial):
             return None

@@ -19,7 +19,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import Searcher
 
 from fedsweep.sweeps.budget.allowance import NOTHING, Allowance
-from fedsweep.sweeps.budget.spending import Spending
+from fedsweep.sweeps.budget.trial_costs import TrialCosts
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared import WORLD
 from fedsweep.sweeps.search.proposals import Outcome, Proposals, read_curve, read_outcome
@@ -246,7 +246,7 @@ def _note_spending(allowance: Allowance | None, entry: PreparedTrial, report: Ma
     """Note what a trial spent by its last report, since its folder may lag behind; without one its folder tells."""
     if allowance is not None and report is not None and "total_bytes" in report:
         clock = report.get("sim_time_s") or 0.0
-        allowance.note(entry, Spending(total_bytes=int(report["total_bytes"]), sim_time_s=float(clock), trials=1))
+        allowance.note(entry, TrialCosts(total_bytes=int(report["total_bytes"]), sim_time_s=float(clock), trials=1))
 
 
 class ProposedTrials(Feed):

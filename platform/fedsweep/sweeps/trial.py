@@ -30,7 +30,7 @@ from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
 from fedsweep.runs.source_log import begin_log
 from fedsweep.runs.sources import Sources, changes
 from fedsweep.runs.tables.rounds import scalar_figures
-from fedsweep.sweeps.budget.spending import Spending
+from fedsweep.sweeps.budget.trial_costs import TrialCosts
 from fedsweep.sweeps.prepared_trial import dataset_key
 from fedsweep.sweeps.space import EXTRA
 from fedsweep.tracking.loggers.registry import further_loggers
@@ -84,7 +84,7 @@ class TrialSpec:
     resource: str = "round"
     config_hash: str | None = None
     allow_changed_code: bool = False
-    most: Spending | None = None
+    most: TrialCosts | None = None
     report_every_s: float = 0.0
     replays: bool = False
 
@@ -287,7 +287,7 @@ class ActiveTrial:
         return {**figures, **mark, "done": self._is_over, FINISHED: self._is_over}
 
 
-def _limited(plan: Plan, most: Spending) -> Plan:
+def _limited(plan: Plan, most: TrialCosts) -> Plan:
     """Lower the run's limits to what it may spend; its configuration stays, so others may go on with it."""
     training = plan.experiment.training
     stop = training.stop

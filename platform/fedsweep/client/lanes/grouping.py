@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsweep.client.lanes.gpu_memory import lanes_for_memory
-from fedsweep.client.lanes.lane import Lane, Taken
+from fedsweep.client.lanes.lane import Lane, LaneSteps
 from fedsweep.client.lanes.recording import NotRecorded
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import ClientSide, LaneSettings
@@ -45,7 +45,7 @@ class Lanes:
         """List all that could not be done in lanes."""
         return tuple(self._notes)
 
-    def take(self, lanes: Sequence[Lane]) -> dict[Lane, Taken]:
+    def take(self, lanes: Sequence[Lane]) -> dict[Lane, LaneSteps]:
         """Take the steps that are due.
 
         Returns:
@@ -59,7 +59,7 @@ class Lanes:
                 groups.setdefault(key, []).append(lane)
             else:
                 self._note(one_by_one_note(reason))
-        taken: dict[Lane, Taken] = {}
+        taken: dict[Lane, LaneSteps] = {}
         for key, group in groups.items():
             # Those with equally many steps side by side, so that few lanes idle.
             waiting = sorted(group, key=lambda lane: (-len(lane.sizes), lane.facts.client))
@@ -69,7 +69,7 @@ class Lanes:
                 waiting = waiting[len(done) :]
         return taken
 
-    def _together(self, key: Hashable, waiting: Sequence[Lane]) -> dict[Lane, Taken]:
+    def _together(self, key: Hashable, waiting: Sequence[Lane]) -> dict[Lane, LaneSteps]:
         """Return the steps of the first of some clients, as many as a tile has room for.
 
         Nothing where they have to be tried again, or can't be had.
@@ -93,7 +93,7 @@ class Lanes:
             self._note(one_by_one_note(self._refused[key]))
             return {}
         return {
-            lane: Taken(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
+            lane: LaneSteps(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
             for k, lane in enumerate(lanes)
         }
 

@@ -82,7 +82,7 @@ class Lane:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class LaneSteps:
     """The steps that a client has taken in a lane.
 
     Attributes:

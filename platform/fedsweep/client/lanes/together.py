@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from fedsweep.client.lanes.grouping import Lanes
-from fedsweep.client.lanes.lane import Lane, Taken
+from fedsweep.client.lanes.lane import Lane, LaneSteps
 from fedsweep.client.messages import ClientSide, LaneSettings
 
 _Outcome = TypeVar("_Outcome")
@@ -76,7 +76,7 @@ class SharedLanes:
         """List all that could not be done in lanes, for whichever run."""
         return self._pool.all_notes
 
-    def take(self, lanes: Sequence[Lane]) -> Mapping[Lane, Taken]:
+    def take(self, lanes: Sequence[Lane]) -> Mapping[Lane, LaneSteps]:
         """Take the steps that are due, see :meth:`Lanes.take`."""
         part = threading.current_thread()
         if not lanes or not isinstance(part, _Part):
@@ -103,7 +103,7 @@ class _Part(threading.Thread, Generic[_Outcome]):
         self._outcomes: list[_Outcome | Exception] = []
         self.pool: Lanes | None = None
         self.due: Sequence[Lane] = ()
-        self.taken: Mapping[Lane, Taken] | Exception = {}
+        self.taken: Mapping[Lane, LaneSteps] | Exception = {}
 
     def run(self) -> None:
         self._goes.acquire()
@@ -122,7 +122,7 @@ class _Part(threading.Thread, Generic[_Outcome]):
         self._goes.release()
         self._rests.acquire()
 
-    def wait_for(self, pool: Lanes, lanes: Sequence[Lane]) -> Mapping[Lane, Taken]:
+    def wait_for(self, pool: Lanes, lanes: Sequence[Lane]) -> Mapping[Lane, LaneSteps]:
         """Wait, in its own thread, until clients have been stepped."""
         self.pool, self.due = pool, lanes
         self._rests.release()

@@ -31,7 +31,7 @@ def sized(experiment: Experiment) -> Sequence[ClientProfile]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class PayloadSizes:
     """Sizes of what travels beside the models.
 
     Attributes:
@@ -42,8 +42,8 @@ class Beside:
     values: Fraction = Fraction(0)
     num_bytes: Fraction = Fraction(0)
 
-    def __add__(self, other: Beside) -> Beside:
-        return Beside(self.values + other.values, self.num_bytes + other.num_bytes)
+    def __add__(self, other: PayloadSizes) -> PayloadSizes:
+        return PayloadSizes(self.values + other.values, self.num_bytes + other.num_bytes)
 
 
 class CardTraffic:
@@ -76,7 +76,7 @@ class CardTraffic:
         sizes = self.sizes_in_round(plan, seen)
         return sizes["up"].num_bytes, sizes["down"].num_bytes
 
-    def sizes_in_round(self, plan: RoundPlan, seen: set[int]) -> dict[Direction, Beside]:
+    def sizes_in_round(self, plan: RoundPlan, seen: set[int]) -> dict[Direction, PayloadSizes]:
         """Return what travels beside the models in a round.
 
         Args:
@@ -84,12 +84,12 @@ class CardTraffic:
             seen: Clients that took part in one before; those who take part in this one are added. Who drops out
                 forgets the round.
         """
-        sizes: dict[Direction, Beside] = {"up": Beside(), "down": Beside()}
+        sizes: dict[Direction, PayloadSizes] = {"up": PayloadSizes(), "down": PayloadSizes()}
         started = {job.client for point in plan.points for job in point.start if not job.resume}
         attending = {client for point in plan.points for client in point.attend}
         for client in sorted(started | plan.lost.keys()):
             missed, first, part = Missed(), client not in seen, plan.submodel(client)
-            if (messages := plan.prices.server_messages) is not None:
+            if (messages := plan.timing_inputs.server_messages) is not None:
                 missed = messages.download(client) if first else messages.missed(client)
             ways: tuple[Direction, ...] = ("down", "up") if client in attending else ("down",)
             for way in ways:
@@ -99,7 +99,7 @@ class CardTraffic:
 
     def _size(
         self, which: Direction, client: int, submodel: SubModel, *, round: int, first: bool, missed: Missed
-    ) -> Beside:
+    ) -> PayloadSizes:
         """Return what travels beside a client's model in a round; of what has the params' form, encoded.
 
         Rounds count from 1. ``first``: it has taken part in none before. ``missed``: of what is encoded, at once.
@@ -108,11 +108,11 @@ class CardTraffic:
         params, whole = submodel.message(self._costs.layout, "down").get("params", 0), values()
         masks = whole - values(kernel_weights=0) if whole else whole
         if not whole or not params or not self._costs.encodes_payloads(which):
-            return Beside(whole - masks, BYTES_PER_VALUE * whole)
+            return PayloadSizes(whole - masks, BYTES_PER_VALUE * whole)
         rest = values(params=0)
-        messages, encoded = (whole - rest) / params, Beside(rest - masks, BYTES_PER_VALUE * rest)
+        messages, encoded = (whole - rest) / params, PayloadSizes(rest - masks, BYTES_PER_VALUE * rest)
         for size in self._costs.of_params(submodel, which, missed if which == "down" else ()).values():
-            encoded += Beside(messages * size.values, messages * size.num_bytes)
+            encoded += PayloadSizes(messages * size.values, messages * size.num_bytes)
         return encoded
 
     def _values(self, which: Formula, client: int, submodel: SubModel, **symbols: Any) -> Fraction:

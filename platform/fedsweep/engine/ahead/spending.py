@@ -25,7 +25,7 @@ _MUCH_LEFT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class OptionPlanner:
     """A way of playing rounds: one combination of the configuration's ``planner.choices``.
 
     Attributes:
@@ -45,7 +45,7 @@ class Way:
         return plan.num_bytes + math.ceil(sum(self.card_traffic.in_round(plan, set(seen))))
 
     def as_if_always(self, state: RunState) -> RunState:
-        """Return a run's state as if this way's codec had made all of the server's messages."""
+        """Return a run's state as if this option's codec had made all of the server's messages."""
         return replace(state, made=((state.version, self.costs.own_down),) if state.made else ())
 
 
@@ -54,7 +54,7 @@ class Chosen:
     """A round that is chosen.
 
     Attributes:
-        number: Of the way.
+        number: Of the option.
         plan: The round.
         num_bytes: That it is planned to send, beside the models as methods' cards say.
         decision: For the run's record.
@@ -66,7 +66,7 @@ class Chosen:
     decision: Decision
 
 
-class Spending:
+class BudgetSpender:
     """Spends a run's budget.
 
     Args:
@@ -77,23 +77,23 @@ class Spending:
         self._experiment = experiment
 
     @cached_property
-    def ways(self) -> tuple[Way, ...]:
-        """The ways of playing a round."""
-        ways, downs = [], list[Codec]()
+    def options(self) -> tuple[OptionPlanner, ...]:
+        """The ways of playing a round, as the experiment has them."""
+        options, downs = [], list[Codec]()
         for option in self._experiment.options:
             if (down := option.experiment.communication.down) not in downs:
                 downs.append(down)
         for option in self._experiment.options:
             costs = CostModel(option.experiment, downs)
             planner, traffic = Planner(option.experiment, costs), CardTraffic(option.experiment, costs)
-            ways.append(Way(option=option, costs=costs, planner=planner, card_traffic=traffic))
-        return tuple(ways)
+            options.append(OptionPlanner(option=option, costs=costs, planner=planner, card_traffic=traffic))
+        return tuple(options)
 
     def next(self, state: RunState) -> Chosen | None:
-        """Return the next round; None where no way is within the budget."""
+        """Return the next round; None where no option is within the budget."""
         stop, seen = self._experiment.training.stop, state.taken_part
-        plans = [way.planner.plan(state) for way in self.ways]
-        sent = [way.sent(plan, seen) for way, plan in zip(self.ways, plans, strict=True)]
+        plans = [option.planner.plan(state) for option in self.options]
+        sent = [option.sent(plan, seen) for option, plan in zip(self.options, plans, strict=True)]
         fits = [
             stop.passed_by(state.total_bytes + size, plan.clock) is None for size, plan in zip(sent, plans, strict=True)
         ]
@@ -104,18 +104,18 @@ class Spending:
         left = ((stop.total_bytes if in_bytes else stop.sim_time_s) or 0) - spent
         costs = sent if in_bytes else [(plan.clock or 0.0) - spent for plan in plans]
         debts = [0.0] * len(costs)
-        if len(self.ways[0].costs.downs) > 1:
+        if len(self.options[0].costs.downs) > 1:
             # Who missed rounds downloads their messages, too: what a codec makes of this round's, later ones pay.
-            alike = [way.planner.plan(way.as_if_always(state)) for way in self.ways]
+            alike = [option.planner.plan(option.as_if_always(state)) for option in self.options]
             lasting = (
-                way.sent(plan, seen) if in_bytes else (plan.clock or 0.0) - spent
-                for way, plan in zip(self.ways, alike, strict=True)
+                option.sent(plan, seen) if in_bytes else (plan.clock or 0.0) - spent
+                for option, plan in zip(self.options, alike, strict=True)
             )
             debts = [each - cost for each, cost in zip(lasting, costs, strict=True)]
         outlook = Outlook(
             offers=tuple(
-                Offer(values=way.option.values, cost=cost if fit else math.inf, debt=debt)
-                for way, cost, debt, fit in zip(self.ways, costs, debts, fits, strict=True)
+                Offer(values=option.option.values, cost=cost if fit else math.inf, debt=debt)
+                for option, cost, debt, fit in zip(self.options, costs, debts, fits, strict=True)
             ),
             left=left,
             rounds_left=self._experiment.training.rounds - state.round,

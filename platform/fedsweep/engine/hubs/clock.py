@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from fedsweep.engine.clock import Leg, Prices, device_of, leg_time
+from fedsweep.engine.clock import Leg, TimingInputs, device_of, leg_time
 from fedsweep.records import LocalJob, RoundContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL
 from fedsweep.world.devices import client_time
@@ -22,15 +22,15 @@ class HubClock:
 
     Args:
         context: The round.
-        prices: Of its work.
+        inputs: Of its work.
 
     Attributes:
         times: Virtual seconds at which hubs got other models in the round.
         end: Virtual seconds at which the last one had.
     """
 
-    def __init__(self, context: RoundContext, prices: Prices) -> None:
-        self._context, self._prices = context, prices
+    def __init__(self, context: RoundContext, inputs: TimingInputs) -> None:
+        self._context, self._inputs = context, inputs
         self._graph_link = context.topology.link if isinstance(context.topology, Graph) else None
         self._tree_link = context.topology.link if isinstance(context.topology, Tree) else None
         self.times: dict[int, float] = {}
@@ -69,9 +69,9 @@ class HubClock:
             after=before,
             down=() if is_sent else None,
             up=False,
-            probes=self._prices.probed(job.client, self._context.work[job.client].num_samples, last=True),
+            probes=self._inputs.probed(job.client, self._context.work[job.client].num_samples, last=True),
         )
-        return leg_time(leg, self._context, self._prices).total_s
+        return leg_time(leg, self._context, self._inputs).total_s
 
     def _merged_at(self, merge: Merge, through: Mapping[int, float]) -> float:
         # A client asks for models of other hubs when it has trained.
@@ -90,7 +90,7 @@ class HubClock:
         last = max(moments)
         if merge.hub < 0 or not received:
             return last
-        device = device_of(merge.hub, self._context, self._prices)
+        device = device_of(merge.hub, self._context, self._inputs)
         return last + client_time(device, steps=0, flops=0, bits_down=received, bits_up=0).download_s
 
     def _hop_s(self, hub: int, other: int) -> float:
@@ -106,20 +106,22 @@ class HubClock:
         if self._graph_link is not None or not messages:
             return 0.0
         bits = 8 * messages * self._bytes(client)
-        device = device_of(client, self._context, self._prices)
+        device = device_of(client, self._context, self._inputs)
         return client_time(device, steps=0, flops=0, bits_down=0, bits_up=bits).upload_s
 
     def _bytes(self, sender: int) -> int:
         submodel = self._context.submodels.get(sender, FULL_MODEL)
-        return self._prices.costs.num_bytes(submodel, "up") + submodel.index_bytes()
+        return self._inputs.costs.num_bytes(submodel, "up") + submodel.index_bytes()
 
 
-def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:
+def round_end(
+    points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs
+) -> tuple[float, dict[int, float]]:
     """Return the clock at the round's end, and at which time each hub but the server has its model.
 
     The round ends when the last hub has its own; with the next one each goes on at its own time.
     """
-    clock = HubClock(context, prices)
+    clock = HubClock(context, inputs)
     for point in points:
         clock.pass_through(point)
     times = {**context.hub_times, **clock.times}

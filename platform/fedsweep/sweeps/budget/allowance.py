@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedsweep.config.sweep import StudyBudget
-from fedsweep.sweeps.budget.spending import Spending, spent_in
+from fedsweep.sweeps.budget.trial_costs import TrialCosts, spent_in
 from fedsweep.sweeps.prepared_trial import PreparedTrial
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
-NOTHING = Spending()
+NOTHING = TrialCosts()
 
 
 @dataclass(kw_only=True)
@@ -28,12 +28,12 @@ class Allowance:
     budget: StudyBudget
     folder: SweepFolder
     entries: Sequence[PreparedTrial]
-    plan: Callable[[PreparedTrial], Spending]
-    _planned: dict[str, Spending] = field(default_factory=dict)
-    _spent: dict[str, Spending] = field(default_factory=dict)
-    _before: dict[str, Spending] = field(default_factory=dict)
+    plan: Callable[[PreparedTrial], TrialCosts]
+    _planned: dict[str, TrialCosts] = field(default_factory=dict)
+    _spent: dict[str, TrialCosts] = field(default_factory=dict)
+    _before: dict[str, TrialCosts] = field(default_factory=dict)
 
-    def planned(self, entry: PreparedTrial) -> Spending:
+    def planned(self, entry: PreparedTrial) -> TrialCosts:
         """Return what a trial will spend.
 
         Raises:
@@ -44,11 +44,11 @@ class Allowance:
             self._planned[name] = self.plan(entry)
         return self._planned[name]
 
-    def note(self, entry: PreparedTrial, spent: Spending) -> None:
+    def note(self, entry: PreparedTrial, spent: TrialCosts) -> None:
         """Note what a trial has spent that has ended."""
         self._spent[entry.trial.folder] = spent
 
-    def in_the_end(self, entry: PreparedTrial, *, settled: bool) -> Spending:
+    def in_the_end(self, entry: PreparedTrial, *, settled: bool) -> TrialCosts:
         """Return what a trial will have spent in the end: where it is settled, what it has."""
         if not settled:
             return self.planned(entry)
@@ -58,7 +58,7 @@ class Allowance:
             self._spent[name] = self.planned(entry) if spent is None else spent
         return self._spent[name]
 
-    def _spent_before(self, entry: PreparedTrial) -> Spending:
+    def _spent_before(self, entry: PreparedTrial) -> TrialCosts:
         """Return what a trial that is not under way has spent: it may have failed, or been put away."""
         name = entry.trial.folder
         if name in self._spent:
@@ -67,7 +67,7 @@ class Allowance:
             self._before[name] = spent_in(self.folder.trial_path(entry.trial)) or NOTHING
         return self._before[name]
 
-    def committed(self, begun: Sequence[PreparedTrial], settled: Collection[int]) -> Spending:
+    def committed(self, begun: Sequence[PreparedTrial], settled: Collection[int]) -> TrialCosts:
         """Add up what trials will have spent in the end, where those of the ``settled`` numbers have ended.
 
         Of trials that have not begun it is what they spent before the sweep was resumed.
@@ -77,15 +77,15 @@ class Allowance:
         before = [self._spent_before(entry) for entry in self.entries if entry.trial.number not in numbers]
         return sum([*parts, *before], NOTHING)
 
-    def has_room(self, more: Spending, beside: Spending) -> bool:
+    def has_room(self, more: TrialCosts, committed: TrialCosts) -> bool:
         """Check that a trial fits beside what is committed."""
-        return (beside + more).fits(self.budget)
+        return (committed + more).fits(self.budget)
 
-    def can_begin(self, entry: PreparedTrial, beside: Spending) -> bool:
+    def can_begin(self, entry: PreparedTrial, committed: TrialCosts) -> bool:
         """Check that one of the trials fits beside what is committed, where what it has spent already is."""
-        return self.has_room(self._rest(entry), beside)
+        return self.has_room(self._rest(entry), committed)
 
-    def _rest(self, entry: PreparedTrial) -> Spending:
+    def _rest(self, entry: PreparedTrial) -> TrialCosts:
         """Return what a trial will spend beyond what it has."""
         planned, before = self.planned(entry), self._spent_before(entry)
         return replace(

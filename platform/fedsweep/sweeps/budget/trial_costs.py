@@ -1,4 +1,4 @@
-"""Spending of trials: told before they train, and read of their folders afterwards."""
+"""Costs of trials: told before they train, and read of their folders afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLANNED = ("total_bytes", "sim_time_s")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spending:
+class TrialCosts:
     """Costs of trials, as far as a budget limits them.
 
     Attributes:
@@ -45,8 +45,8 @@ class Spending:
     trials: int = 0
     is_exact: bool = True
 
-    def __add__(self, other: Spending) -> Spending:
-        return Spending(
+    def __add__(self, other: TrialCosts) -> TrialCosts:
+        return TrialCosts(
             total_bytes=self.total_bytes + other.total_bytes,
             sim_time_s=self.sim_time_s + other.sim_time_s,
             trials=self.trials + other.trials,
@@ -73,14 +73,14 @@ def _count(trials: float) -> str:
     return f"{trials:g} trials"
 
 
-def planned_spending(config: Config, dataset: Dataset, budget: StudyBudget) -> Spending:
+def planned_costs(config: Config, dataset: Dataset, budget: StudyBudget) -> TrialCosts:
     """Plan a trial's rounds and add up what they cost; nothing is trained.
 
     Raises:
         InputError: The trial can't be planned, or has no virtual time although the budget limits that.
     """
     if not any(name in budget.costs for name in _PLANNED):
-        return Spending(trials=1)
+        return TrialCosts(trials=1)
     experiment = plan_run(config, dataset).experiment
     cost, stop = forecast(experiment, most_planned=_MOST_PLANNED), experiment.training.stop
     if budget.sim_time_s is not None and cost.sim_time_s is None:
@@ -88,7 +88,7 @@ def planned_spending(config: Config, dataset: Dataset, budget: StudyBudget) -> S
             "sweep.budget.sim_time_s limits virtual seconds, but without scenario.devices there are none; set a fleet"
             " of devices, e.g. scenario.devices={profile: edge-accel}, or another limit"
         )
-    return Spending(
+    return TrialCosts(
         total_bytes=min(cost.total_bytes, math.inf if stop.total_bytes is None else stop.total_bytes),  # type: ignore[arg-type]
         sim_time_s=min(cost.sim_time_s or 0.0, math.inf if stop.sim_time_s is None else stop.sim_time_s),
         trials=1,
@@ -96,13 +96,13 @@ def planned_spending(config: Config, dataset: Dataset, budget: StudyBudget) -> S
     )
 
 
-def spent_in(folder: Path) -> Spending | None:
+def spent_in(folder: Path) -> TrialCosts | None:
     """Return what the run in a folder has spent; nothing where it was taken over; None where that can't be read."""
     if not (folder / CONFIG).is_file() or (folder / TAKEN_OVER).exists():
-        return Spending()
+        return TrialCosts()
     try:
         view = load_run(folder)
     except FedsweepError:
         return None
     figures = {name: view.result.get(name) or view.figure(name) or 0 for name in _PLANNED}
-    return Spending(total_bytes=int(figures["total_bytes"]), sim_time_s=float(figures["sim_time_s"]), trials=1)
+    return TrialCosts(total_bytes=int(figures["total_bytes"]), sim_time_s=float(figures["sim_time_s"]), trials=1)
