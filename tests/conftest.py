@@ -2,18 +2,17 @@
 
 Tests run in three processes, each file in one of them (``scripts/check``): what starts Ray mostly waits for processes
 to come up, and all else runs meanwhile. A cluster and the processes on it take seconds to come up, so tests that ask
-for ``pool`` or ``shared_ray`` share one, whatever file they are in; before any other test it is ended. The pictures of
-a run take four fifths of a tiny run's time, so they are drawn for tests that ask for ``pictures`` alone.
+for ``pool`` or ``shared_ray`` share one, whatever file they are in, and run in one process; before any other test it is
+ended. The pictures of a run take four fifths of a tiny run's time, so they are drawn for tests that ask for
+``pictures`` alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
@@ -81,6 +80,8 @@ class SharedRay:
 
 
 _SHARED = SharedRay()
+# At the end of the id of a test that shares the cluster, by which the scheduler knows it.
+_SUFFIX = "@shared Ray"
 
 
 @pytest.fixture(scope="session")
@@ -181,6 +182,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         limits[item.path] = max(limits[item.path], _limit_s(item))
     items.sort(key=lambda item: (not _asks(item), -limits[item.path]))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        for item in filter(_asks, items):
+            item._nodeid += _SUFFIX  # as xdist itself does with its groups
 
 
 def _limit_s(item: pytest.Item) -> float:
@@ -192,20 +196,14 @@ def _limit_s(item: pytest.Item) -> float:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadfile``: files that share the cluster are played by one process, in the order above."""
+    """With ``--dist loadfile``: tests that share the cluster are played by one process, in the order above."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "shared Ray" if _shares(config.rootpath / file) else file
+            return _SUFFIX if nodeid.endswith(_SUFFIX) else super()._split_scope(nodeid)
 
     config.option.loadscopereorder = False
     return Scheduling(config, log)
-
-
-@functools.cache
-def _shares(file: Path) -> bool:
-    return re.search(r"shared_ray|pool: Pool", file.read_text()) is not None

@@ -14,6 +14,7 @@ import ray.exceptions
 import torch
 
 from fedsweep.cli import main
+from fedsweep.fleet import ray_start
 
 TINY = """
 scenario: {clients: 4, partition: {kind: iid}}
@@ -160,8 +161,15 @@ def test_wrong_configuration_is_one_line(
 @pytest.mark.parametrize("backend", ["local", "ray", "auto"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_gpu_where_there_is_none(
-    setting: str, backend: str, dry: tuple[str, ...], config: Path, capsys: pytest.CaptureFixture[str]
+    setting: str,
+    backend: str,
+    dry: tuple[str, ...],
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    # A cluster that started beside the check would be ended again; commands/test_run.py has that.
+    monkeypatch.setattr(ray_start, "early_needs", lambda config: None)
     words = ["run", str(config), "--set", setting, "--set", f"runtime.backend={backend}", *dry]
     line = refusal(words, capsys)
     key, _, _ = setting.partition("=")

@@ -87,26 +87,6 @@ def test_platform_is_the_standard_library_under_pytest() -> None:
     assert platform.__file__ is not None and ROOT not in Path(platform.__file__).parents
 
 
-@pytest.mark.ray
-def test_platform_is_the_standard_library_in_a_ray_worker() -> None:
-    code = """
-import os
-os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
-import ray
-
-def where():
-    import platform
-    return platform.__file__
-
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-print(ray.get(ray.remote(where).options(num_cpus=1).remote(), timeout=60))
-ray.shutdown()
-"""
-    found = Path(python(code).splitlines()[-1])
-    assert found.name == "platform.py"
-    assert ROOT not in found.parents
-
-
 def test_platform_folder_holds_the_package_and_nothing_else() -> None:
     entries = {path.name for path in (ROOT / "platform").iterdir()}
     assert {name for name in entries if not name.endswith(".egg-info")} <= {"fedsweep", "__pycache__"}

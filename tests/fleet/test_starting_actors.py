@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ import pytest
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet import ray_fleet
 from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
 from fedsweep.runs.sources import check_same, shared_sources
 from fedsweep.testing import tiny_experiment
@@ -51,9 +53,11 @@ def test_a_worker_of_our_own_cluster_has_its_settings_and_works_where_the_driver
     @shared_ray.remote(num_cpus=0)
     def settings() -> tuple[Any, ...]:
         threads = [os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
-        return *threads, gc.get_threshold()[0], os.getcwd(), sys.path.index(os.getcwd()) == len(sys.path) - 1
+        is_last = sys.path.index(os.getcwd()) == len(sys.path) - 1
+        return *threads, gc.get_threshold()[0], os.getcwd(), is_last, platform.__file__
 
-    assert shared_ray.get(settings.remote()) == ("1", "1", 50_000, os.getcwd(), True)
+    # In a checkout the standard library's platform stands before the folder of that name.
+    assert shared_ray.get(settings.remote()) == ("1", "1", 50_000, os.getcwd(), True, platform.__file__)
 
 
 def test_one_that_dies_at_once_is_replaced(shared_ray: Any) -> None:
@@ -118,8 +122,9 @@ def test_one_that_dies_again_and_again_ends_the_run(shared_ray: Any, monkeypatch
             shared_ray.kill(fleet._actors[index])
 
     monkeypatch.setattr(fleet, "_grow", grow_and_kill)
+    monkeypatch.setattr(ray_fleet, "_MOST_STARTS", 2)
     shared_ray.kill(fleet._actors[0])
-    with pytest.raises(RunError, match="died in 5 starts running"):
+    with pytest.raises(RunError, match="died in 2 starts running"):
         fleet.ready()
     fleet.close()
 

@@ -66,7 +66,7 @@ def test_who_writes_along_outlives_the_driver(tmp_path: Path) -> None:
         driver.kill()
         driver.wait()
         os.kill(actor.pid, signal.SIGSTOP)  # it is slow to end
-        with subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({actor.pid}, 9)"]):
+        with subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.2); os.kill({actor.pid}, 9)"]):
             with sole_writer(tmp_path):
                 actor.wait(timeout=5)
                 assert actor.poll() is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fedsweep import sweep
 from fedsweep.config.load import load_config
 from fedsweep.config.sweep import StudyBudget
 from fedsweep.driver.run import plan_run
@@ -254,17 +251,3 @@ def test_spending_says_what_is_limited() -> None:
     spent = TrialCosts(total_bytes=9_900_000, sim_time_s=61.0, trials=5)
     assert not spent.fits(budget)
     assert spent.in_words(budget) == "9.9 MB of 10 MB, 61s of virtual time of 60s of virtual time"
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-def test_a_study_keeps_to_its_budget_and_goes_on_with_more(cluster: Any, tmp_path: Path, tiny: TinySweep) -> None:
-    tree = tiny(SEEDS, budget={"trials": 2})
-    sweep(tree, out=tmp_path / "s")
-    assert len(find_runs(tmp_path / "s")) == 2
-    summary = json.loads((tmp_path / "s" / "summary.json").read_text())
-    assert any("2 trials of 2 trials; 2 of 4 trials left out" in note for note in summary["notes"])
-    shutil.rmtree(find_runs(tmp_path / "s")[1])
-    tree["sweep"]["budget"] = {"trials": 3}
-    sweep(tree, out=tmp_path / "s", resume=True)
-    assert [RunFolder(run).read_result()["seed"] for run in find_runs(tmp_path / "s")] == [0, 1, 2]

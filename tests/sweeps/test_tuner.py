@@ -401,3 +401,15 @@ def test_optuna_without_the_extra_is_refused(tmp_path: Path, tiny: TinySweep, mo
     with pytest.raises(ResourceError, match=r"fedsweep\[optuna\]"):
         sweep(config, out=tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+def test_a_study_keeps_to_its_budget_and_goes_on_with_more(tmp_path: Path, tiny: TinySweep) -> None:
+    tree = tiny({"seed": {"grid": [0, 1, 2, 3]}}, budget={"trials": 2})
+    sweep(tree, out=tmp_path / "s")
+    assert len(find_runs(tmp_path / "s")) == 2
+    summary = json.loads((tmp_path / "s" / "summary.json").read_text())
+    assert any("2 trials of 2 trials; 2 of 4 trials left out" in note for note in summary["notes"])
+    shutil.rmtree(find_runs(tmp_path / "s")[1])
+    tree["sweep"]["budget"] = {"trials": 3}
+    sweep(tree, out=tmp_path / "s", resume=True)
+    assert [RunFolder(run).read_result()["seed"] for run in find_runs(tmp_path / "s")] == [0, 1, 2]

@@ -21,7 +21,7 @@ from fedsweep.driver.observers import Observer
 from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.background import BackgroundCall
-from fedsweep.tracking import mlflow_observer, mlflow_run, mlflow_view
+from fedsweep.tracking import mlflow_observer, mlflow_run, mlflow_sync, mlflow_view
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import sqlite_uri
 from fedsweep.tracking.mlflow_sync import FolderSync
@@ -227,7 +227,10 @@ api.run("tiny.yaml", out="run", overrides=["checkpoint.every=1"], observers=[Kil
 
 
 @pytest.mark.slow
-def test_another_process_follows_a_run_that_does_not_log(tmp_path: Path, empty_store: Path, whole: Keys) -> None:
+def test_another_process_follows_a_run_that_does_not_log(
+    tmp_path: Path, empty_store: Path, whole: Keys, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mlflow_sync, "_FOLLOWED_EVERY_S", 0.1)
     other = tmp_path / "other.db"
     shutil.copy(empty_store, other)
     code = """
@@ -236,7 +239,7 @@ from fedsweep import api, Observer
 
 class Slow(Observer):
     def round_done(self, record):
-        time.sleep(1)
+        time.sleep(0.3)
 
 api.run("tiny.yaml", out="run", overrides=["tracking.uri=none", "checkpoint.every=1"], observers=[Slow()])
 """
@@ -244,10 +247,9 @@ api.run("tiny.yaml", out="run", overrides=["tracking.uri=none", "checkpoint.ever
         while not Path("run/rounds.parquet").exists():
             assert process.poll() is None
             time.sleep(0.02)
-        command = ["sync", "--follow", "run", "--uri", sqlite_uri(other)]
-        done = subprocess.run([sys.executable, "-m", "fedsweep", *command], capture_output=True, text=True, check=False)
+        assert main(["sync", "--follow", "run", "--uri", sqlite_uri(other)]) == 0
         assert process.wait() == 0
-    assert done.returncode == 0 and done.stdout.endswith("MLflow has everything of it now\n")
+    assert capsys.readouterr().out.endswith("MLflow has everything of it now\n")
     assert points(other) == whole and runs(other) == ["FINISHED"]
     assert not (tmp_path / "mlflow.db").exists()
 
