@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from each_method import each_method
@@ -14,11 +16,12 @@ from each_method import each_method
 import fedsweep
 from fedsweep.commands.terminal.output import make_console
 from fedsweep.engine.state import RunState
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, OutputError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.figures.study import plot_runs
 from fedsweep.finished.elsewhere import views_elsewhere
 from fedsweep.finished.replay import Prices, replay, replayed
+from fedsweep.reports.client_maps import client_maps
 from fedsweep.reports.compare import compared_runs, print_comparison
 from fedsweep.reports.page import write_report
 from fedsweep.reports.setting_table import TableStyle
@@ -66,6 +69,44 @@ def test_other_devices_are_the_run_made_there(method: dict[str, Any], more: dict
     )
     same = replay(there)
     assert same.clocks == found.clocks and same.device_s == found.device_s
+
+
+DRAWN = {"clients": 500, "partition": {"kind": "drawn", "samples": 8, "dirichlet_alpha": 0.3}}
+
+
+def test_of_a_drawn_population_everybody_registers_and_those_who_took_part_are_shown(tmp_path: Path) -> None:
+    groups = {"name": "dynamicfl", "group_size": 2}
+    folder = played(groups, None, tmp_path / "run", scenario={**TINY["scenario"], **DRAWN})
+    found, result = replay(folder, ["prices.up_gb=1e9"]), RunFolder(folder).read_result()
+    assert found.bytes_before == result["registration_bytes"] == found.money_before > 0
+    assert found.bytes_before + found.bytes_up + found.bytes_down == result["total_bytes"]
+    maps = client_maps(load_runs([folder]), [0])
+    seen = sorted({client for record in RunFolder(folder).read_rounds() for client in record.cohort})
+    assert list(maps.charts[maps.views[0][0]].data[0]["x"]) == seen and not maps.notes
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "words"),
+    [
+        ("client", 10**6, "names client 1000000, but there are 8 clients"),
+        ("direction", "sideways", "a direction is 'up' or 'down', but one is 'sideways'"),
+        ("bytes", "much", "the column 'bytes' must hold int64"),
+        ("client", None, "the column 'client' must hold int64 without empty cells"),
+        ("kind", ..., "the column 'kind' is missing"),
+    ],
+)
+def test_a_foreign_table_of_traffic_is_refused_in_a_line(column: str, cell: Any, words: str, tmp_path: Path) -> None:
+    folder = played({"name": "fedavg"}, None, tmp_path / "run")
+    columns = pq.read_table(folder / "traffic.parquet").to_pydict()
+    if cell is ...:
+        del columns[column]
+    else:
+        columns[column] = [cell] * len(columns[column])
+        if cell is None:
+            columns[column][0] = 0
+    pq.write_table(pa.table(columns), folder / "traffic.parquet")
+    with pytest.raises(OutputError, match=words):
+        replay(folder)
 
 
 SLOWER = tuple(tiny_device(speed, bits_per_s=2e4) for speed in (3e3, 1e4, 5e4))

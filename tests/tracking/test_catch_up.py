@@ -33,6 +33,7 @@ scenario: {clients: 4, partition: {kind: iid}}
 training: {rounds: 5, cohort_size: 2, local_steps: 2}
 runtime: {backend: local}
 """
+NO_TRACKING = ("--set", "tracking.uri=none")
 Keys = Counter[tuple[str, int]]
 
 
@@ -188,6 +189,29 @@ def test_a_call_that_was_given_up_begins_no_run_beside_the_next_ones(
     answers.set()
     call.join()
     assert set(points(store).values()) == {1} and runs(store) == ["FINISHED"]
+
+
+def test_two_stores_of_a_run_know_each_their_own(tmp_path: Path, store: Path, empty_store: Path, whole: Keys) -> None:
+    other = tmp_path / "other.db"
+    shutil.copy(empty_store, other)
+    assert main(["run", "tiny.yaml", "--out", "run", "-q"]) == 0
+    for _ in range(2):
+        assert main(["sync", "run", "--uri", sqlite_uri(other)]) == main(["sync", "run"]) == 0
+    assert runs(store) == runs(other) == ["FINISHED"] and points(store) == points(other) == whole
+
+
+def test_what_a_store_has_lost_or_never_got_is_sent(store: Path, whole: Keys) -> None:
+    """It had everything before, as the folder notes."""
+    assert main(["run", "tiny.yaml", "--out", "run", "-q", *NO_TRACKING, "--set", "training.rounds=3"]) == 0
+    assert main(["sync", "run", "--uri", sqlite_uri(store)]) == 0
+    assert main(["run", "--resume", "run", "--rounds", "5", "-q"]) == 0
+    assert main(["sync", "run", "--uri", sqlite_uri(store)]) == 0
+    assert points(store) == whole
+    with contextlib.closing(sqlite3.connect(store)) as base:
+        base.execute("UPDATE runs SET lifecycle_stage = 'deleted'")
+        base.commit()
+    assert main(["sync", "run", "--uri", sqlite_uri(store)]) == 0
+    assert set(points(store).values()) == {2} and runs(store) == ["FINISHED"] * 2
 
 
 def test_sweeps_are_completed_by_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

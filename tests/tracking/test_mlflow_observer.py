@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import math
+import shutil
 import socket
 import sqlite3
 import threading
@@ -129,6 +130,74 @@ def test_rounds_become_metrics_by_round_and_by_bytes(store: Path, folder: Path) 
     assert "by_bytes/local_steps" not in by_bytes and set(run.data.metrics) == expected | by_bytes
 
 
+def test_a_round_of_which_a_part_was_sent_is_sent_again(
+    store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow sends 1000 metrics at once; a process that is killed between two requests leaves the first."""
+    many = {f"figure {number}": float(number) for number in range(1100)}
+    run, requests = Played(store, folder), 0
+    kind = type(open_store(sqlite_uri(store))._tracking_client.store)
+    log_batch = kind.log_batch
+
+    def dies(*arguments: Any, **options: Any) -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            raise OSError("killed")
+        log_batch(*arguments, **options)
+
+    monkeypatch.setattr(kind, "log_batch", dies)
+    run.round_done(record(1, extra=many), send=False)
+    with pytest.raises(OSError, match="killed"):
+        run.sync.send()
+    monkeypatch.undo()
+    again = Played(store, folder, records=(record(1, extra=many),))
+    assert len(stored(store, again)[1].data.metrics) > 1100 and points(store, again, "local_steps")[0][0] == 1
+
+
+def test_a_run_has_the_times_of_its_rounds(store: Path, folder: Path) -> None:
+    rounds = tuple(record(k, timestamp_ms=1_700_000_000_000 + 1000 * k, wall_time_s=0.5) for k in (1, 2))
+    run = Played(store, folder, records=rounds)
+    run.sync.send("finished")
+    info = stored(store, run)[1].info
+    assert (info.start_time, info.end_time) == (1_700_000_000_500, 1_700_000_002_000)
+
+
+def test_what_goes_on_elsewhere_with_another_configuration_has_its_tags(store: Path, folder: Path) -> None:
+    Played(store, folder, tags=TAGS | {"fedsweep.config_hash": "short"})
+    moved = folder.rename(folder.with_name("moved"))
+    run = Played(store, moved, tags=TAGS | {"fedsweep.config_hash": "long"})
+    tags = stored(store, run)[1].data.tags
+    assert (tags["fedsweep.folder"], tags["fedsweep.config_hash"], number_of_runs(store)) == (str(moved), "long", 1)
+
+
+def test_a_copy_of_a_folder_is_a_run_of_its_own(store: Path, folder: Path) -> None:
+    first = Played(store, folder, records=(record(1),))
+    copied = Path(shutil.copytree(folder, folder.with_name("copied")))
+    copy = Played(store, copied, records=(record(1), record(2)))
+    assert copy.run_id != first.run_id
+    assert [step for step, _ in points(store, first, "lr")] == [1]
+    assert [step for step, _ in points(store, copy, "lr")] == [1, 2]
+
+
+def test_keys_of_other_alphabets_stay_apart(store: Path, folder: Path) -> None:
+    run = Played(store, folder, config={"method.w.Ä": 1, "method.w.Ö": 2})
+    assert stored(store, run)[1].data.params == {"method.w.Ä": "1", "method.w.Ö": "2"}
+
+
+def test_links_of_a_foreign_folder_are_not_followed(store: Path, folder: Path) -> None:
+    secret = folder.with_name("secret")
+    (secret / "pictures").mkdir(parents=True)
+    for name in ("traffic.parquet", "pictures/a.png"):
+        (secret / name).write_text("secret")
+    (folder / "traffic.parquet").symlink_to(secret / "traffic.parquet")
+    (folder / "pictures").symlink_to(secret / "pictures")
+    run = Played(store, folder, records=(record(1),))
+    run.sync.send("finished")
+    client, entry = stored(store, run)
+    assert {file.path for file in client.list_artifacts(entry.info.run_id)} == {"config.yaml", "rounds.parquet"}
+
+
 def test_the_step_by_bytes_is_in_kilobytes_sent_so_far(store: Path, folder: Path) -> None:
     observer = Played(store, folder)
     for number in (1, 2, 3):
@@ -250,19 +319,19 @@ def test_a_resume_with_another_config_keeps_the_params(store: Path, folder: Path
     assert (params["seed"], params["new"]) == ("0", "1")
 
 
-@pytest.mark.parametrize("spoil", ["{", "[]", '{"uri": "http://elsewhere", "mark": "x"}', "deleted", "unknown", "odd"])
+@pytest.mark.parametrize("spoil", ["{", "[]", '{"http://elsewhere": {"mark": "x"}}', "deleted", "unknown", "odd"])
 def test_without_the_earlier_run_a_new_one_has_everything(store: Path, folder: Path, spoil: str) -> None:
     first = Played(store, folder)
     assert first.run_id is not None
-    ids = json.loads((folder / "mlflow.json").read_text())
+    uri, ids = next(iter(json.loads((folder / "mlflow.json").read_text()).items()))
     if spoil == "deleted":
         open_store(sqlite_uri(store)).delete_run(first.run_id)
     else:
         wrong = {"unknown": {"mark": "0" * 32}, "odd": {"mark": "x' or '1'='1"}}
-        (folder / "mlflow.json").write_text(json.dumps(ids | wrong[spoil]) if spoil in wrong else spoil)
+        (folder / "mlflow.json").write_text(json.dumps({uri: ids | wrong[spoil]}) if spoil in wrong else spoil)
     second = Played(store, folder, records=(record(1),))
     assert second.run_id != first.run_id
-    again = json.loads((folder / "mlflow.json").read_text())
+    again = json.loads((folder / "mlflow.json").read_text())[uri]
     assert again == ids | {"mark": again["mark"]}
     assert points(store, second, "lr") == [(1, 0.1)]
 

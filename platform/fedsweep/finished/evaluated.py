@@ -100,7 +100,7 @@ class Evaluated:
             "samples": self.num_samples,
             "test_accuracy": finite(self.test_accuracy),
             "test_loss": finite(self.test_loss),
-            **self.figures,
+            **{name: finite(value) for name, value in self.figures.items()},
             "metrics": {name: finite(value) for name, value in self.metrics.items()},
             "classes": self.classes(),
             "clients": self.clients(),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _DEVICES, _PRICES = "scenario.devices", "prices"
 _OF_MODELS = ("params", "buffers", "optimizer", "mask")
+_COUNTS = ("round", "client", "bytes", "steps", "syncs", "macs", "peer")  # the last where models meet at other hubs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +133,31 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
     config = resolve(load_config(run.path / CONFIG))
     dataset = dataset_of(config.scenario)
     before = after = plan_run(config, dataset).experiment
+    _check_traffic(traffic, run.path / TRAFFIC, num_clients=len(before.world.profiles))
     is_there = True
     if devices:
         other = resolve(load_config(run.path / CONFIG, devices))
         after, is_there = plan_run(other, dataset).experiment, other.scenario.devices == config.scenario.devices
     return replayed(before, after, records, traffic, prices, is_there=is_there)
+
+
+def _check_traffic(traffic: pa.Table, source: Path, *, num_clients: int) -> None:
+    """Refuse a table that is not one of traffic: the file may be anybody's."""
+    for name in (*_COUNTS, "direction", "kind"):
+        if name not in traffic.column_names:
+            if name == "peer":
+                continue
+            raise OutputError(f"{source}: the column {name!r} is missing, so this is not a table of traffic")
+        cells, kind = traffic.column(name), "int64" if name in _COUNTS else "string"
+        if str(cells.type) != kind or cells.null_count:
+            raise OutputError(f"{source}: the column {name!r} must hold {kind} without empty cells")
+    if others := {*traffic.column("direction").to_pylist()} - {"up", "down"}:
+        raise OutputError(f"{source}: a direction is 'up' or 'down', but one is {min(others)!r}")
+    hubs = [
+        hub for name in ("client", "peer") if name in traffic.column_names for hub in traffic.column(name).to_pylist()
+    ]
+    if (most := max(hubs, default=-1)) >= num_clients:
+        raise OutputError(f"{source}: names client {most}, but there are {num_clients} clients")
 
 
 def replayed(
@@ -330,7 +351,12 @@ def _summed(
 ) -> Replayed:
     per_gb = {"up": prices.up_gb, "down": prices.down_gb}
     first = [row for row in traffic.to_pylist() if not row["round"]]
-    before = sum(row["bytes"] * per_gb[row["direction"]] for row in first) / 1e9
+    bytes_before = listed = sum(row["bytes"] for row in first)
+    for record in records[:1]:
+        bytes_before = record.total_bytes - record.bytes_up - record.bytes_down
+    # Of a drawn population only those who took part have rows; the others registered, too.
+    unlisted = (bytes_before - listed) * prices.up_gb
+    before = (sum(row["bytes"] * per_gb[row["direction"]] for row in first) + unlisted) / 1e9
     money, kwh, device_s = before, 0.0, 0.0
     moneys, energies = [], list[float | None]()
     for record in records:
@@ -345,7 +371,7 @@ def _summed(
         energies.append(None if busy is None else kwh)
     return Replayed(
         rounds=len(records),
-        bytes_before=sum(row["bytes"] for row in first),
+        bytes_before=bytes_before,
         bytes_up=sum(record.bytes_up for record in records),
         bytes_down=sum(record.bytes_down for record in records),
         clocks=clocks,

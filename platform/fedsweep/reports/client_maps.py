@@ -75,15 +75,16 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
             left_out += 1
             continue
         try:
-            counts_NC = counts_of(runs[index])
-            has_everybody = not RunFolder(runs[index].folder).lists_participants_alone()
+            counts_NC, folder = counts_of(runs[index]), RunFolder(runs[index].folder)
+            has_everybody = not folder.lists_participants_alone()
+            clients = None if has_everybody else folder.read_clients().column("client").to_pylist()
         except InputError as error:
             maps.notes.append(str(error))
-            counts_NC, has_everybody = None, True
-        charts = [split_chart(counts_NC, stratum_of(runs[index].config))] if counts_NC is not None else []
+            counts_NC, has_everybody, clients = None, True, None
+        charts = [] if counts_NC is None else [split_chart(counts_NC, stratum_of(runs[index].config), clients)]
         if has_everybody:
             charts += participation_charts(runs[index], None if counts_NC is None else len(counts_NC))
-        if counts_NC is not None:
+        if counts_NC is not None and has_everybody:
             try:
                 more = (label_chart(runs[index], counts_NC), class_chart(runs[index], counts_NC.shape))
                 charts += [chart for chart in more if chart is not None]
@@ -96,12 +97,13 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
     return maps
 
 
-def split_chart(counts_NC: np.ndarray, stratum: str = "class") -> Chart:
+def split_chart(counts_NC: np.ndarray, stratum: str = "class", clients: Sequence[int] | None = None) -> Chart:
     """Return samples per client and class as a map.
 
     Args:
         counts_NC: Samples per client and class [N, C], N and C at least 1.
         stratum: What classes are called here.
+        clients: The clients' numbers [N]; None: 0 to N - 1.
     """
     (num_clients, num_classes), kinds = counts_NC.shape, "classes" if stratum == "class" else "strata"
     per_client, per_class = -(-num_clients // _MOST_CLIENTS), -(-num_classes // _MOST_CLASSES)
@@ -114,7 +116,7 @@ def split_chart(counts_NC: np.ndarray, stratum: str = "class") -> Chart:
         _heat(stops, max(1, int(cells_CN.max())), f"client %{{x}}, {stratum} %{{y}}<br>%{{z}} samples"),
         title="What clients hold",
         describe=f"How samples of each {stratum} fall to clients",
-        x=ids("client", num_clients, per_client),
+        x=ids("client", num_clients, per_client) | ({} if clients is None else {"ids": [*clients[::per_client]]}),
         y=ids(stratum, num_classes, per_class),
         hint=(
             f"{num_clients} clients with {sizes_N.min()} to {sizes_N.max()} samples (mean {sizes_N.mean():.1f}) of"

@@ -150,7 +150,11 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
 def _links(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> Iterator[tuple[str, str]]:
     """Yield the picture of each setting's first run, of some settings, within its address."""
     paths = ((setting.label, runs[setting.runs[0]].folder / PICTURES / LINKS_PICTURE) for setting in settings)
-    pictures = ((label, path) for label, path in paths if path.is_file() and not path.is_symlink())
+    pictures = (
+        (label, path)
+        for label, path in paths
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= _MOST_BYTES
+    )
     for label, path in itertools.islice(pictures, _MOST_PICTURES):
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES)

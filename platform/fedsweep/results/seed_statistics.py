@@ -85,11 +85,14 @@ def mean(values: Sequence[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Compute the sample standard deviation of at least two values, whatever their order."""
+    """Compute the sample standard deviation of at least two values, whatever their order; inf beyond all numbers."""
     centre = mean(values)
     gaps = [value - centre for value in values]
     # By multiplication: a power that is too large is an error, a product infinite.
-    return math.sqrt(math.fsum(gap * gap for gap in gaps) / (len(gaps) - 1))
+    try:
+        return math.sqrt(math.fsum(gap * gap for gap in gaps) / (len(gaps) - 1))
+    except OverflowError:
+        return math.inf
 
 
 def estimate(values: Iterable[float | None]) -> Estimate:

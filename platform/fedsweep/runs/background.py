@@ -57,18 +57,17 @@ class BackgroundCall(Generic[_T]):
             NoAnswer: It took longer. It goes on, but for nobody: up to its next :func:`check_wanted`.
             Exception: What the call raised.
         """
-        began = last = time.monotonic()
-        worked = 0
+        began, poll_s = time.monotonic(), min(_POLL_S, silent_s)
+        # Its own looks are counted, not time that passed: a machine so busy that nobody gets to look costs no patience.
+        worked, waited, silent = 0, 0.0, 0.0
         while self._thread.is_alive():
-            self._thread.join(min(_POLL_S, silent_s))
-            now, ticks = time.monotonic(), self._ticks()
-            if ticks > worked:
-                worked, last = ticks, now
-            if self._thread.is_alive() and (
-                now - last > silent_s or (at_most_s is not None and now - began > at_most_s)
-            ):
+            self._thread.join(poll_s)
+            ticks = self._ticks()
+            waited, silent = waited + poll_s, 0.0 if ticks > worked else silent + poll_s
+            worked = max(worked, ticks)
+            if self._thread.is_alive() and (silent >= silent_s or (at_most_s is not None and waited >= at_most_s)):
                 self._is_given_up = True
-                raise NoAnswer(f"no answer within {now - began:.0f} s")
+                raise NoAnswer(f"no answer within {time.monotonic() - began:.0f} s")
         if self._error is not None:
             raise self._error
         return self._result[0]

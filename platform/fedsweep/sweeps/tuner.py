@@ -159,9 +159,8 @@ def log_rest(prepared: PreparedSweep) -> Summary:
     with prepared.writing():
         tracker = _make_tracker(prepared)
         summary = _conclude(prepared)
-        if tracker is None or all(
-            is_complete(prepared.folder.trial_path(entry.trial), tracker.uri) for entry in prepared.entries
-        ):
+        folders = [prepared.folder.path, *(prepared.folder.trial_path(entry.trial) for entry in prepared.entries)]
+        if tracker is None or all(is_complete(folder, tracker.uri) for folder in folders):
             return summary
         return _tracked(prepared, tracker, lambda: (None, summary))[1]
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.background import BackgroundCall
-from fedsweep.tracking.mlflow_run import note_complete
 from fedsweep.tracking.mlflow_store import check_store, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync
 
@@ -53,7 +52,6 @@ class MlflowObserver(Observer):
         check_store(self._uri, experiment=self._experiment)
 
     def started(self, info: RunInfo) -> None:
-        note_complete(info.folder, complete=False)
         sync = FolderSync(self._uri, experiment=self._experiment, info=info)
         self._begun = sync, BackgroundCall(lambda: self._follow(sync))
 

@@ -12,10 +12,11 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -23,6 +24,7 @@ from urllib.parse import quote
 from fedsweep.errors import ResourceError
 from fedsweep.runs.background import check_wanted
 from fedsweep.runs.files import TRACKING, atomic_write, read_note
+from fedsweep.runs.run_folder import RESULT, ROUNDS
 from fedsweep.tracking.mlflow_store import ARTIFACTS, OWN_STORES, open_store, redacted, sqlite_path
 from fedsweep.tracking.mlflow_view import save_view
 from fedsweep.tracking.rows import Point
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
 
-METRICS_PER_BATCH = 1000
+# A request takes 1000 metrics and tags; more would go in several, of which a store may take the first alone.
+METRICS_PER_BATCH = 900
 _VALUE_CHARACTERS = 6000
 _KEY_CHARACTERS = 250
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _WRITER = "fedsweep.writer"
 _MARK = "fedsweep.mark"
+_FOLDER = "fedsweep.folder"
 # A tag: the folder of the sweep that has the experiment to itself.
 _SWEEP = "fedsweep.sweep"
 # Every round has this figure, and comes with all of its figures in one batch, which a store takes whole or not at all.
@@ -70,7 +74,16 @@ class MlflowRun:
     rounds: set[int]
 
     @classmethod
-    def begin(cls, uri: str, *, experiment: str | None, name: str, tags: Mapping[str, str], folder: Path) -> MlflowRun:
+    def begin(
+        cls,
+        uri: str,
+        *,
+        experiment: str | None,
+        name: str,
+        tags: Mapping[str, str],
+        folder: Path,
+        begun_ms: int | None = None,
+    ) -> MlflowRun:
         """Go on with the run that the folder names, or make one and leave there how it is found.
 
         Args:
@@ -78,8 +91,11 @@ class MlflowRun:
             experiment: The MLflow experiment, made where it is not there; None: one that the run has to itself.
             name: The run's name.
             tags: The run's tags; ``mlflow.parentRunId`` makes it the child of another.
-            folder: The run's folder; ``mlflow.json`` in it keeps the ids.
+            folder: The run's folder; ``mlflow.json`` in it keeps the ids, for each store.
+            begun_ms: When the run began, as Unix time in milliseconds; None: now.
         """
+        from mlflow.entities import RunTag
+
         client = open_store(uri)
         check_wanted()
         writer = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
@@ -90,14 +106,16 @@ class MlflowRun:
             save_view(client, entry)
             check_wanted()
             # The mark is noted first: whoever dies before it hears of the run finds it.
-            ids = {"uri": uri, "experiment_id": entry.experiment_id, "mark": uuid.uuid4().hex}
-            _save(folder, ids)
+            ids = {"experiment_id": entry.experiment_id, "mark": uuid.uuid4().hex}
+            _save(folder, uri, ids)
             own = _run_tags(tags, folder) | {_WRITER: writer, _MARK: ids["mark"]}
-            run = client.create_run(entry.experiment_id, run_name=name, tags=own)
+            run = client.create_run(entry.experiment_id, begun_ms, own, name)
         else:
-            client.set_tag(run.info.run_id, _WRITER, writer)  # first: from now on nobody else adds to what is read
+            # First: from now on nobody else adds to what is read. What goes on may have moved, and have more rounds.
+            fresh = _run_tags(tags, folder) | {_WRITER: writer}
+            client.log_batch(run.info.run_id, tags=[RunTag(*tag) for tag in fresh.items()])
             client.update_run(run.info.run_id, status="RUNNING")
-            note_complete(folder, complete=False)
+            note_sent(folder, uri, None)
             rounds = {metric.step for metric in client.get_metric_history(run.info.run_id, _EVERY_ROUND)}
         run_id, data = str(run.info.run_id), run.data
         return cls(
@@ -143,7 +161,9 @@ class MlflowRun:
         from mlflow.entities import Metric, RunTag
 
         self._check_writer()
-        metrics = [Metric(key_text(point.key), *point[1:]) for point in points]
+        # A round is known by the last of its figures: where MLflow cuts a batch in two, the first part is sent again.
+        ordered = sorted(points, key=lambda point: point.key == _EVERY_ROUND)
+        metrics = [Metric(key_text(point.key), *point[1:]) for point in ordered]
         self.client.log_batch(self.run_id, metrics=metrics, tags=[RunTag(*tag) for tag in tags.items()])
         self.rounds |= {point.step for point in points if point.key == _EVERY_ROUND}
 
@@ -151,10 +171,10 @@ class MlflowRun:
         """Log a file as an artifact, in the artifact folder ``into`` where one is given."""
         self.client.log_artifact(self.run_id, str(path), into)
 
-    def end(self, status: str) -> None:
-        """End the run: ``finished``, ``failed`` or ``killed``."""
+    def end(self, status: str, *, at_ms: int | None = None) -> None:
+        """End the run: ``finished``, ``failed`` or ``killed``; at Unix time in milliseconds, None: now."""
         self._check_writer()
-        self.client.set_terminated(self.run_id, _STATUSES[status])
+        self.client.set_terminated(self.run_id, _STATUSES[status], at_ms)
 
     def _check_writer(self) -> None:
         check_wanted()
@@ -163,28 +183,53 @@ class MlflowRun:
             raise ResourceError(f"another process writes the MLflow run {self.run_id} now ({present or 'unknown'})")
 
 
-def note_complete(folder: Path, *, complete: bool) -> None:
-    """Note in a run's folder whether its store has everything of it; what can't be noted is only sent again."""
-    if saved := read_note(folder / TRACKING):
+def digest_of(folder: Path) -> str:
+    """Return a digest of a folder's rounds and result: what it has more than a store that was sent all of it before."""
+    digest = blake2b(digest_size=16)
+    for path in (folder / ROUNDS, folder / RESULT):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def note_sent(folder: Path, uri: str, digest: str | None) -> None:
+    """Note of which state of a run's folder a store has everything; what can't be noted is only sent again."""
+    if saved := _saved(folder, uri):
         with contextlib.suppress(OSError):
-            _save(folder, {**saved, "complete": complete})
+            _save(folder, uri, {**saved, "sent": digest})
 
 
 def is_complete(folder: Path, uri: str) -> bool:
-    """Check that, by the folder's note, this store has everything of the run, and was not removed since."""
-    saved, file = read_note(folder / TRACKING), sqlite_path(uri)
-    is_there = file is None or file.is_file()
-    return is_there and saved.get("uri") == uri and saved.get("complete") is True
+    """Check that a store has everything of a run, by the folder's note; a file of ours is asked for the run itself."""
+    saved, file = _saved(folder, uri), sqlite_path(uri)
+    if not isinstance(saved.get("sent"), str) or not (file is None or _has_run(file, str(saved.get("mark")))):
+        return False
+    try:
+        return bool(saved["sent"] == digest_of(folder))
+    except OSError:
+        return False
+
+
+def _has_run(file: Path, mark: str) -> bool:
+    """Check that a sqlite store has a run with a mark; deleted ones do not count."""
+    run = "SELECT 1 FROM tags JOIN runs USING (run_uuid) WHERE key = ? AND value = ? AND lifecycle_stage = 'active'"
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db,
+    ):
+        return db.execute(run, (_MARK, mark)).fetchone() is not None
+    return False
 
 
 def key_text(text: str) -> str:
     """Return the text as a name that MLflow admits: maybe a file's, so no part may be empty or lead elsewhere."""
-    parts = re.sub(r"[^A-Za-z0-9_.\-/: ]", "_", text)[:_KEY_CHARACTERS].split("/")
+    parts = re.sub(r"[^\w.\-/: ]", "_", text)[:_KEY_CHARACTERS].split("/")
     return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
 def _run_tags(tags: Mapping[str, str], folder: Path) -> dict[str, str]:
-    own = {"fedsweep.folder": str(folder.absolute()), "mlflow.source.name": "fedsweep", "mlflow.source.type": "LOCAL"}
+    own = {_FOLDER: str(folder.absolute()), "mlflow.source.name": "fedsweep", "mlflow.source.type": "LOCAL"}
     own["mlflow.user"] = "unknown"
     with contextlib.suppress(KeyError, OSError):  # a container's user may have no name
         own["mlflow.user"] = getpass.getuser()
@@ -193,17 +238,32 @@ def _run_tags(tags: Mapping[str, str], folder: Path) -> dict[str, str]:
     return own | {key_text(key): value[:_VALUE_CHARACTERS] for key, value in tags.items()}
 
 
-def _save(folder: Path, ids: Mapping[str, Any]) -> None:
-    atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
+def _saved(folder: Path, uri: str) -> dict[str, Any]:
+    """Return what a folder's note says of a store; empty where it says nothing of use."""
+    saved = read_note(folder / TRACKING).get(uri)
+    return saved if isinstance(saved, dict) else {}
+
+
+def _save(folder: Path, uri: str, ids: Mapping[str, Any]) -> None:
+    note = {**read_note(folder / TRACKING), uri: ids}
+    atomic_write(folder / TRACKING, f"{json.dumps(note, indent=2)}\n".encode())
 
 
 def _find(client: MlflowClient, folder: Path, uri: str) -> Run | None:
-    """Return the run that a folder names in this store; None where there is none, or its note is of no use."""
-    saved = read_note(folder / TRACKING)
+    """Return the run that a folder names in this store; None where there is none, or its note is of no use.
+
+    A copy of a folder has the original's note, too: as long as that is there, the run is the original's.
+    """
+    saved = _saved(folder, uri)
     where, mark = (str(saved.get(name)) for name in ("experiment_id", "mark"))
-    if saved.get("uri") != uri or not (_EXPERIMENT_ID.fullmatch(where) and mark.isalnum()):
+    if not (_EXPERIMENT_ID.fullmatch(where) and mark.isalnum()):
         return None
-    return next(iter(client.search_runs([where], f"tags.`{_MARK}` = '{mark}'", max_results=1)), None)
+    run = next(iter(client.search_runs([where], f"tags.`{_MARK}` = '{mark}'", max_results=1)), None)
+    if run is None:
+        return None
+    other = Path(run.data.tags.get(_FOLDER, folder))
+    is_copy = other != folder.absolute() and _saved(other, uri).get("mark") == mark
+    return None if is_copy else run
 
 
 def _own_experiment(client: MlflowClient, name: str, uri: str, folder: Path) -> Experiment:

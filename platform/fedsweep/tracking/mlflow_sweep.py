@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.errors import FedsweepError, ResourceError
 from fedsweep.runs.background import AT_MOST_S, BackgroundCall, NoAnswer
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.tracking.mlflow_run import MlflowRun, is_complete, note_complete
+from fedsweep.tracking.mlflow_run import MlflowRun, digest_of, is_complete, note_sent
 from fedsweep.tracking.mlflow_store import PATIENCE_S, probe_store, quiet_mlflow, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync, status_in
 from fedsweep.tracking.rows import Point, telling
@@ -85,7 +85,6 @@ class SweepTracker:
     def round_done(self, trial: RunInfo) -> None:
         """Note that a trial gets on; returns at once."""
         if trial.folder.name not in self._syncs:
-            note_complete(trial.folder, complete=False)
             self._add(trial)
 
     def trial_done(self, trial: RunInfo) -> None:
@@ -137,6 +136,7 @@ class SweepTracker:
                     if path.is_file():
                         parent.log_file(path)
                 parent.end(status)
+            note_sent(self.folder, self.uri, digest_of(self.folder))
 
         self._end, incomplete = end, 0
         self._over.set()

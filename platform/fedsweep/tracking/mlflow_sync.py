@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from fedsweep.driver.observers import RunInfo, method_name, run_tags
 from fedsweep.errors import OutputError, ResourceError
 from fedsweep.runs.background import BackgroundCall
-from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import (
     CLIENT_ACCURACY,
@@ -32,8 +31,16 @@ from fedsweep.runs.run_folder import (
     RunFolder,
 )
 from fedsweep.runs.targets import TargetWatch
-from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, is_complete, key_text, note_complete
-from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, quiet_mlflow, reason_of, resolve_uri
+from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, digest_of, is_complete, key_text, note_sent
+from fedsweep.tracking.mlflow_store import (
+    PATIENCE_S,
+    check_store,
+    probe_store,
+    quiet_mlflow,
+    reason_of,
+    resolve_uri,
+    sqlite_path,
+)
 from fedsweep.tracking.rows import Point, TrackedRow, telling
 
 if TYPE_CHECKING:
@@ -83,13 +90,17 @@ class FolderSync:
             raise
 
     def _send(self, status: str | None) -> None:
-        run = self._begun()
+        digest, damage = digest_of(self.folder), None
         try:
             self._read_rows()
-        except OutputError:  # the folder is damaged, and so it stays
+        except OutputError as error:  # the folder is damaged, and so it stays
+            damage = error
+        run = self._begun()
+        ended_ms = self._rows[-1].record.timestamp_ms if self._rows else None
+        if damage is not None:
             if status is not None:
-                run.end(status)
-            raise
+                run.end(status, at_ms=ended_ms)
+            raise damage
         infinite = {name: text for row in reversed(self._rows) for name, text in row.infinite().items()}
         tags = {key_text(f"infinite.{name}"): text for name, text in infinite.items()}
         for points in self._batches():
@@ -100,9 +111,9 @@ class FolderSync:
         try:
             self._send_files(run)
         finally:  # no file that can't be sent keeps the run open
-            run.end(status)
+            run.end(status, at_ms=ended_ms)
             self._has_status = True
-        note_complete(self.folder, complete=True)
+        note_sent(self.folder, self._uri, digest)
 
     def lacking(self) -> str:
         """Name the run's parts that are not in the store, as far as it has answered."""
@@ -121,8 +132,14 @@ class FolderSync:
     def _begun(self) -> MlflowRun:
         if self._run is None:
             info = self._info
+            first = self._rows[0].record if self._rows else None
             run = MlflowRun.begin(
-                self._uri, experiment=self._experiment, name=info.name, tags=info.tags, folder=self.folder
+                self._uri,
+                experiment=self._experiment,
+                name=info.name,
+                tags=info.tags,
+                folder=self.folder,
+                begun_ms=None if first is None else first.timestamp_ms - round(1000 * first.wall_time_s),
             )
             self.run_id, self._sent_rounds = run.run_id, {*run.rounds}
             self._has_files = self._has_status = False
@@ -158,11 +175,16 @@ class FolderSync:
 
     def _send_files(self, run: MlflowRun) -> None:
         for path in (self.folder / name for name in _ARTIFACTS):
-            if path.is_file():
-                run.log_file(path)
+            _log_file(run, path)
         for path in sorted((self.folder / PICTURES).glob("*.png")):
-            run.log_file(path, into=PICTURES)
+            _log_file(run, path, into=PICTURES)
         self._has_files = True
+
+
+def _log_file(run: MlflowRun, path: Path, *, into: str | None = None) -> None:
+    """Log a file of the folder as an artifact; a foreign folder's links may lead to what is not the run's."""
+    if path.is_file() and not (path.is_symlink() or path.parent.is_symlink()):
+        run.log_file(path, into=into)
 
 
 def status_in(folder: Path) -> str:
@@ -184,7 +206,7 @@ def complete(folder: Path, config: Config) -> str:
     uri = resolve_uri(config.tracking.uri, out=folder)
     if uri is None:
         return "nothing is tracked (tracking.uri is none)"
-    if is_complete(folder, uri):
+    if sqlite_path(uri) is not None and is_complete(folder, uri):  # of a server only itself knows what it still has
         return "MLflow has everything of it"
     if (folder.parent / PLAN).exists():
         out = shlex.quote(str(folder.parent))
@@ -227,12 +249,11 @@ def _is_played(folder: Path) -> bool:
 def _sync_of(folder: Path, config: Config, uri: str) -> FolderSync:
     result = RunFolder(folder).result_if_any()
     method = str(result.get("method") or method_name(config))
-    commit = result.get("git_commit", run_facts()["git_commit"])
     info = RunInfo(
         name=config.name,
         folder=folder,
         config=config.flat(),
-        tags=run_tags(config, method=method, git_commit=commit),
+        tags=run_tags(config, method=method, git_commit=result.get("git_commit")),
         planned_rounds=config.training.rounds,
         targets=config.evaluation.targets,
     )
