@@ -9,7 +9,9 @@ ended. The pictures of a run take four fifths of a tiny run's time, so they are 
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -80,8 +82,6 @@ class SharedRay:
 
 
 _SHARED = SharedRay()
-# At the end of the id of a test that shares the cluster, by which the scheduler knows it.
-_SUFFIX = "@shared Ray"
 
 
 @pytest.fixture(scope="session")
@@ -182,9 +182,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         limits[item.path] = max(limits[item.path], _limit_s(item))
     items.sort(key=lambda item: (not _asks(item), -limits[item.path]))
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        for item in filter(_asks, items):
-            item._nodeid += _SUFFIX  # as xdist itself does with its groups
 
 
 def _limit_s(item: pytest.Item) -> float:
@@ -203,7 +200,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _SUFFIX if nodeid.endswith(_SUFFIX) else super()._split_scope(nodeid)
+            file = super()._split_scope(nodeid)
+            test = nodeid.split("[")[0].rpartition("::")[2]
+            return "shared Ray" if test in _sharing(config.rootpath / file) else file
 
     config.option.loadscopereorder = False
     return Scheduling(config, log)
+
+
+@functools.cache
+def _sharing(file: Path) -> set[str]:
+    """Names of a file's tests that ask for the cluster, by fixtures of the file, too; by its text alone."""
+    functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+    asked = {function.name: {each.arg for each in function.args.args} for function in functions}
+    names = {"pool", "shared_ray"}
+    while more := {name for name, fixtures in asked.items() if fixtures & names} - names:
+        names |= more
+    return names
