@@ -212,7 +212,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _sharing(file: Path) -> set[str]:
     """Names of a file's tests that ask for the cluster, by fixtures of the file, too; by its text alone."""
     functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
-    asked = {function.name: {each.arg for each in function.args.args} for function in functions}
+    marked = {
+        f.name: {word.value for mark in f.decorator_list for word in ast.walk(mark) if isinstance(word, ast.Constant)}
+        for f in functions
+    }
+    asked = {f.name: {each.arg for each in f.args.args} | marked[f.name] for f in functions}
     names = {"pool", "shared_ray"}
     while more := {name for name, fixtures in asked.items() if fixtures & names} - names:
         names |= more

@@ -119,7 +119,11 @@ def rotate(images: Tensor, generator: Generator, *, degrees: float = 15.0) -> Te
     draws_B = torch.rand(images.shape[0], generator=generator, dtype=torch.float64)
     angles_B = (2 * draws_B - 1) * math.radians(degrees)
     cos_B, sin_B = angles_B.cos(), angles_B.sin()
-    rows = (torch.stack((cos_B, -sin_B), dim=1), torch.stack((sin_B, cos_B), dim=1))
+    height, width = (max(1, size - 1) for size in images.shape[2:])  # places go from -1 to 1 along both
+    rows = (
+        torch.stack((cos_B, -sin_B * (height / width)), dim=1),
+        torch.stack((sin_B * (width / height), cos_B), dim=1),
+    )
     return _resample(images, torch.stack(rows, dim=1))
 
 

@@ -78,8 +78,8 @@ class TrajectoryDistillation(Refinement):
     round is not fine-tuned.
 
     Attributes:
-        snapshots: Global models in the trajectory, the initial one included; the synthesis follows the aggregation
-            of round snapshots - 1.
+        snapshots: Global models in the trajectory, the initial one included; the synthesis follows aggregation
+            number snapshots - 1, in the round of that number where every round aggregates.
         images_per_class: Synthetic images per class.
         synthesis: How the synthetic set is learned.
         finetune_epochs: Passes over the synthetic set after each aggregation (20).
@@ -112,12 +112,22 @@ class TrajectoryDistillation(Refinement):
             )
 
     def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        if state is not None:
+            return tuple(filter(None, [self._left_out(state)]))
         if self.snapshots <= context.num_rounds:
             return ()
         return (
             f"the synthesis follows round {self.snapshots - 1}, and rounds after it are fine-tuned, but the run has"
             f" {context.num_rounds}: this is FedAvg; set method.snapshots to fewer, or training.rounds to more",
         )
+
+    def _left_out(self, state: State) -> str | None:
+        """Say at the run's end which part of the method did not happen."""
+        if state["synthetic"] is None:
+            return f"there was no synthesis, since the run came to {len(state['snapshots'])} of {self.snapshots} models"
+        if state["finetune_loss"] is None and self.finetune_epochs and self.finetune_learning_rate:
+            return f"the synthesis came in round {state['learned_in']}, and no later round was fine-tuned"
+        return None
 
     def init(self, context: ServerContext) -> State:
         """Return the state with the initial model as the first snapshot.
@@ -185,8 +195,9 @@ class TrajectoryDistillation(Refinement):
         )
         synthetic = synthesizer.run(sync.resumed)
         sync.count_flops(synthesizer.samples * _PASSES_OF_A_STEP_LEARNED_THROUGH * sync.forward_flops(FULL_MODEL))
-        # Without the snapshots: nothing reads them again, and each checkpoint would carry them.
-        return vector, {**state, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
+        # Without the snapshots and real images: nothing reads them again, and each checkpoint would carry them.
+        left = {name: value for name, value in state.items() if name != "real"}
+        return vector, {**left, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
 
     def _finetuned(self, state: State, vector: Tensor, sync: SyncContext) -> tuple[Tensor, State]:
         """Train the aggregate on the synthetic set with Adam."""

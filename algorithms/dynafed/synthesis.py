@@ -201,6 +201,11 @@ class Synthesizer:
             if self._done < self._settings.iterations and pause >= self._settings.checkpoint_seconds:
                 self._sync.checkpoint(self._tree())
                 saved = time.monotonic()
+        if not all(bool(value.isfinite().all()) for value in self._variables.values()):
+            raise RunError(
+                f"the synthesis diverged in its last iteration; lower method.inner_rate (now learned to"
+                f" {float(self._variables['rate']):g}) or method.image_learning_rate"
+            )
         tree = self._tree()
         return {name: tree[name] for name in ("images", "labels", "rate", "trace", "pictures")}
 
@@ -274,7 +279,8 @@ class Synthesizer:
         for name, optimizer in self._optimizers.items():
             self._variables[name].grad = getattr(gradients, name)
             optimizer.step()
-        self._variables["rate"].clamp_(min=_LEAST_RATE)
+        if self._settings.inner_rate_learning_rate:
+            self._variables["rate"].clamp_(min=min(_LEAST_RATE, self._settings.inner_rate))
 
     # -- what is seen of it ---------------------------------------------------------------------------------------
 

@@ -135,6 +135,9 @@ def test_rotation_and_scale_of_a_ramp_are_the_linear_maps_they_claim() -> None:
     assert torch.allclose(cosines**2 + sines**2, torch.ones(300, dtype=torch.float64))
     degrees = torch.rad2deg(torch.atan2(sines, cosines))
     assert -15 <= float(degrees.min()) < -14 < 14 < float(degrees.max()) <= 15
+    wide = rotate(torch.arange(65.0, dtype=torch.float64).expand(9, 65).expand(50, 1, 9, 65), STREAM.torch())[:, 0]
+    gradients = torch.stack((wide[:, 4, 33] - wide[:, 4, 31], wide[:, 5, 32] - wide[:, 3, 32])) / 2
+    assert torch.allclose((gradients**2).sum(dim=0), torch.ones(50, dtype=torch.float64))
     stretched = scale(ramp, STREAM.torch())[:, 0, middle, middle]
     factors = (stretched[:, 2, 4] - stretched[:, 2, 0]) / (4 * step)
     assert 1 / 1.2 <= float(factors.min()) < 0.85 < 1.18 < float(factors.max()) <= 1.2

@@ -149,6 +149,11 @@ def test_inner_rate_never_falls_to_zero() -> None:
     assert float(state["synthetic"]["rate"]) >= 1e-6 * (1 - 1e-6)
 
 
+def test_an_inner_rate_that_is_not_learned_stays_where_it_is() -> None:
+    state = trained_state(distillation(small(inner_rate=1e-8, inner_rate_learning_rate=0.0)))
+    assert float(state["synthetic"]["rate"]) == pytest.approx(1e-8)
+
+
 def test_models_that_do_not_move_are_an_error() -> None:
     component = distillation(small())
     state = component.init(server_context(TinyNetwork(), torch.ones(28)))
@@ -170,6 +175,9 @@ def test_two_equal_models_in_a_trajectory_are_passed_over() -> None:
 def test_divergence_is_an_error_that_says_what_to_lower() -> None:
     with pytest.raises(RunError, match=r"lower method\.inner_rate"):
         trained_state(distillation(small(inner_rate=1e38)))
+    # The objective of the last iteration is a number, its gradients are none.
+    with pytest.raises(RunError, match=r"diverged in its last iteration; lower method\.inner_rate"):
+        trained_state(distillation(small(iterations=1, inner_steps=2, inner_rate=1e19, augment=False)))
 
 
 def test_progress_is_told_and_reported_with_pictures() -> None:

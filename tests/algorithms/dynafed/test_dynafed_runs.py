@@ -13,11 +13,12 @@ from tiny_synthesis import TinyNetwork, distillation, small
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.fedstg import fedstg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.aggregation import Uniform
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import State
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
@@ -85,6 +86,27 @@ def test_trajectory_holds_the_first_models_and_is_dropped_after_the_synthesis() 
     )
     assert "finetune_loss" not in state.records[2].extra
     assert state.records[3].extra["finetune_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds", "words"),
+    [
+        (small(), 2, ["there was no synthesis, since the run came to 3 of 4 models"]),
+        (small(), 3, ["the synthesis came in round 3, and no later round was fine-tuned"]),
+        (small(), 4, []),
+        (small(finetune_epochs=0), 4, []),
+        (
+            merge(small(weights="size"), fedstg(first_rounds=1, reduced_interval=3, patience=99, decide_on="test")),
+            7,
+            ["the synthesis came in round 6, and no later round was fine-tuned"],
+        ),
+    ],
+)
+def test_what_did_not_happen_is_said_at_the_end(method: FederatedMethod, rounds: int, words: list[str]) -> None:
+    played = experiment(method, rounds=rounds)
+    state = run_rounds(local_engine(played))
+    refinement, context = distillation(method), server_context(played, "refinement0")
+    assert list(refinement.notes(context, state.components["refinement0"])) == words
 
 
 def test_the_round_of_the_synthesis_is_not_fine_tuned_and_the_next_one_is() -> None:
