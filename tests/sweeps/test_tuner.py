@@ -111,7 +111,7 @@ def test_a_folder_that_holds_a_sweep_is_refused_and_so_is_another_plan(tmp_path:
 
 
 def test_resume_runs_what_is_unfinished_and_nothing_else(tmp_path: Path, tiny: TinySweep) -> None:
-    config = tiny({"seed": {"grid": [0, 1]}})
+    config = tiny({"seed": {"grid": [0, 1]}}, max_concurrent=1)
     sweep(config, out=tmp_path / "s")
     runs = {run.name: run for run in find_runs(tmp_path / "s")}
     before = results(tmp_path / "s")
@@ -140,7 +140,7 @@ def test_seeds_side_by_side_are_runs_of_their_own(tmp_path: Path, tiny: TinySwee
 
 def test_a_trial_that_fails_says_why_and_the_others_go_on(tmp_path: Path, tiny: TinySweep) -> None:
     rates = {"training.optimizer.lr": {"grid": [0.05, 1e30]}}
-    grid = sweep(tiny(rates), out=tmp_path / "s")
+    grid = sweep(tiny(rates, max_concurrent=1), out=tmp_path / "s")
     assert grid.num_errors == 1
     found = {r["status"]: r for r in results(tmp_path / "s").values()}
     assert set(found) == {"finished", "failed"}
@@ -348,8 +348,8 @@ def test_the_best_go_on_to_the_next_rung_from_their_checkpoints_and_a_resumed_sw
     tmp_path: Path, tiny: TinySweep
 ) -> None:
     space = {"training.optimizer.lr": {"grid": [0.01, 0.1, 0.3]}, "training.rounds": {"rungs": [1, 2]}}
-    folder = SweepFolder(tmp_path / "s")
-    sweep(tiny(space), out=folder.path)
+    folder, config = SweepFolder(tmp_path / "s"), tiny(space, max_concurrent=1)
+    sweep(config, out=folder.path)
     plan, whole = folder.read_plan(), results(folder.path)
     *below, above = plan.trials
     assert len(below) == 3 and above.values["training.rounds"] == 2
@@ -361,7 +361,7 @@ def test_the_best_go_on_to_the_next_rung_from_their_checkpoints_and_a_resumed_sw
     # As a kill between the rungs leaves it.
     shutil.rmtree(folder.trial_path(above))
     folder.write_plan(replace(plan, trials=tuple(below)))
-    sweep(tiny(space), out=folder.path, resume=True)
+    sweep(config, out=folder.path, resume=True)
     assert {name: r["model_sha256"] for name, r in results(folder.path).items()} == {
         name: r["model_sha256"] for name, r in whole.items()
     }
@@ -404,7 +404,7 @@ def test_optuna_without_the_extra_is_refused(tmp_path: Path, tiny: TinySweep, mo
 
 
 def test_a_study_keeps_to_its_budget_and_goes_on_with_more(tmp_path: Path, tiny: TinySweep) -> None:
-    tree = tiny({"seed": {"grid": [0, 1, 2, 3]}}, budget={"trials": 2})
+    tree = tiny({"seed": {"grid": [0, 1, 2, 3]}}, budget={"trials": 2}, max_concurrent=1)
     sweep(tree, out=tmp_path / "s")
     assert len(find_runs(tmp_path / "s")) == 2
     summary = json.loads((tmp_path / "s" / "summary.json").read_text())
