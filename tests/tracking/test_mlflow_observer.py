@@ -176,6 +176,12 @@ def test_a_copy_of_a_folder_is_a_run_of_its_own(store: Path, folder: Path) -> No
     copied = Path(shutil.copytree(folder, folder.with_name("copied")))
     copy = Played(store, copied, records=(record(1), record(2)))
     assert copy.run_id != first.run_id
+    linked = folder.with_name("linked")
+    linked.symlink_to(folder)
+    again = Played(store, linked, records=(record(1),))
+    again.sync.send("finished")
+    client, run = stored(store, again)
+    assert again.run_id == first.run_id and [file.path for file in client.list_artifacts(run.info.run_id)]
     assert [step for step, _ in points(store, first, "lr")] == [1]
     assert [step for step, _ in points(store, copy, "lr")] == [1, 2]
 

@@ -262,7 +262,7 @@ def _find(client: MlflowClient, folder: Path, uri: str) -> Run | None:
     if run is None:
         return None
     other = Path(run.data.tags.get(_FOLDER, folder))
-    is_copy = other != folder.absolute() and _saved(other, uri).get("mark") == mark
+    is_copy = _saved(other, uri).get("mark") == mark and not other.samefile(folder)
     return None if is_copy else run
 
 

@@ -174,17 +174,15 @@ class FolderSync:
             self._read_at = (at.st_mtime_ns, at.st_size)
 
     def _send_files(self, run: MlflowRun) -> None:
+        # Links in a foreign folder may lead to what is not the run's.
+        pictures = self.folder / PICTURES
         for path in (self.folder / name for name in _ARTIFACTS):
-            _log_file(run, path)
-        for path in sorted((self.folder / PICTURES).glob("*.png")):
-            _log_file(run, path, into=PICTURES)
+            if path.is_file() and not path.is_symlink():
+                run.log_file(path)
+        for path in () if pictures.is_symlink() else sorted(pictures.glob("*.png")):
+            if path.is_file() and not path.is_symlink():
+                run.log_file(path, into=PICTURES)
         self._has_files = True
-
-
-def _log_file(run: MlflowRun, path: Path, *, into: str | None = None) -> None:
-    """Log a file of the folder as an artifact; a foreign folder's links may lead to what is not the run's."""
-    if path.is_file() and not (path.is_symlink() or path.parent.is_symlink()):
-        run.log_file(path, into=into)
 
 
 def status_in(folder: Path) -> str:
