@@ -149,6 +149,8 @@ def test_fewer_real_images_than_synthetic_ones_are_enough() -> None:
     images, labels = real_data()
     keep = torch.cat([torch.nonzero(labels < 3)[:, 0], torch.nonzero(labels == 3)[:1, 0]])
     distillation = component(real_reference="proxy", synthesis_batch=3)
-    state = learned(distillation, world(proxy_data=(images[keep], labels[keep])))
-    assert len(state["real"]["images"]) == 7
+    held = world(proxy_data=(images[keep], labels[keep]))
+    assert len(distillation.init(held)["real"]["images"]) == 7
+    state = learned(distillation, held)
+    assert "real" not in state
     assert 0 <= state["synthetic"]["trace"][-1]["real_cosine_distance"] < 1
