@@ -191,12 +191,16 @@ def test_a_call_that_was_given_up_begins_no_run_beside_the_next_ones(
     assert set(points(store).values()) == {1} and runs(store) == ["FINISHED"]
 
 
-def test_two_stores_of_a_run_know_each_their_own(tmp_path: Path, store: Path, empty_store: Path, whole: Keys) -> None:
+def test_two_stores_of_a_run_know_each_their_own(
+    tmp_path: Path, store: Path, empty_store: Path, whole: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "other.db"
     shutil.copy(empty_store, other)
     assert main(["run", "tiny.yaml", "--out", "run", "-q"]) == 0
-    for _ in range(2):
-        assert main(["sync", "run", "--uri", sqlite_uri(other)]) == main(["sync", "run"]) == 0
+    for now in (" now", ""):
+        assert main(["sync", "run"]) == 0 and capsys.readouterr().out.endswith("MLflow has everything of it\n")
+        assert main(["sync", "run", "--uri", sqlite_uri(other)]) == 0
+        assert capsys.readouterr().out.endswith(f"MLflow has everything of it{now}\n")
     assert runs(store) == runs(other) == ["FINISHED"] and points(store) == points(other) == whole
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from fedsweep.driver.phases import TIMING
 from fedsweep.errors import ResourceError
 from fedsweep.runs.background import check_wanted
 from fedsweep.runs.files import TRACKING, atomic_write, read_note
@@ -184,12 +185,13 @@ class MlflowRun:
 
 
 def digest_of(folder: Path) -> str:
-    """Return a digest of a folder's rounds and result: what it has more than a store that was sent all of it before."""
-    digest = blake2b(digest_size=16)
-    for path in (folder / ROUNDS, folder / RESULT):
-        if path.is_file():
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + file_digest(file, "sha256").digest())
+    """Return a digest of a folder's rounds and result, by which it is known whether it has more than was sent."""
+    # A run adds how long all of it took, its logging included, when all is sent.
+    result = {name: value for name, value in read_note(folder / RESULT).items() if name != TIMING}
+    digest = blake2b(json.dumps(result, sort_keys=True).encode(), digest_size=16)
+    if (path := folder / ROUNDS).is_file():
+        with path.open("rb") as file:
+            digest.update(file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
