@@ -186,7 +186,7 @@ class Synthesizer:
             ``images``, ``labels``, ``rate``, ``trace`` (a dict of figures per moment) and ``pictures``.
 
         Raises:
-            RunError: The objective is not finite, or the snapshots do not differ.
+            RunError: The objective or the learned set is not finite, or the snapshots do not differ.
         """
         if resumed is not None:
             self._load(resumed)
@@ -202,10 +202,7 @@ class Synthesizer:
                 self._sync.checkpoint(self._tree())
                 saved = time.monotonic()
         if not all(bool(value.isfinite().all()) for value in self._variables.values()):
-            raise RunError(
-                f"the synthesis diverged in its last iteration; lower method.inner_rate (now learned to"
-                f" {float(self._variables['rate']):g}) or method.image_learning_rate"
-            )
+            raise self._diverged("the last iteration's gradients are not finite", rate=self._variables["rate"])
         tree = self._tree()
         return {name: tree[name] for name in ("images", "labels", "rate", "trace", "pictures")}
 
@@ -222,10 +219,7 @@ class Synthesizer:
         matched = match(loop, start, target, synthetic, group=self._group)
         objective = float(matched.objective)
         if not math.isfinite(objective):
-            raise RunError(
-                f"the synthesis diverged: its objective is {objective} in iteration {number}; lower"
-                f" method.inner_rate (now learned to {float(synthetic.rate):g}) or method.image_learning_rate"
-            )
+            raise self._diverged(f"its objective is {objective} in iteration {number}", rate=synthetic.rate)
         self._step(matched.gradients)
         self._done = number
         self._recent.append(objective)
@@ -233,6 +227,13 @@ class Synthesizer:
         if number * _MOMENTS // total > (number - 1) * _MOMENTS // total:
             self._look(loop, matched, start=start, target=target, used=synthetic)
         return objective
+
+    @staticmethod
+    def _diverged(why: str, *, rate: Tensor) -> RunError:
+        return RunError(
+            f"the synthesis diverged: {why}; lower method.inner_rate (now learned to {float(rate):g}) or"
+            " method.image_learning_rate"
+        )
 
     def _segment(self, stream: Stream) -> tuple[Params, Params]:
         """Return the start and the target of a piece of the trajectory whose ends differ."""

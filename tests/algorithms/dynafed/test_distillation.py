@@ -176,7 +176,7 @@ def test_divergence_is_an_error_that_says_what_to_lower() -> None:
     with pytest.raises(RunError, match=r"lower method\.inner_rate"):
         trained_state(distillation(small(inner_rate=1e38)))
     # The objective of the last iteration is a number, its gradients are none.
-    with pytest.raises(RunError, match=r"diverged in its last iteration; lower method\.inner_rate"):
+    with pytest.raises(RunError, match=r"diverged: the last iteration's gradients .*; lower method\.inner_rate"):
         trained_state(distillation(small(iterations=1, inner_steps=2, inner_rate=1e19, augment=False)))
 
 
