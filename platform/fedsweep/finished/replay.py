@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _DEVICES, _PRICES = "scenario.devices", "prices"
 _OF_MODELS = ("params", "buffers", "optimizer", "mask")
-_COUNTS = ("round", "client", "bytes", "steps", "syncs", "macs", "peer")  # the last where models meet at other hubs
+_TRAFFIC_TYPES = dict.fromkeys(("round", "client", "bytes", "steps", "syncs", "macs", "peer"), "int64")
+_TRAFFIC_TYPES |= dict.fromkeys(("direction", "kind"), "string")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,20 +144,16 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
 
 def _check_traffic(traffic: pa.Table, source: Path, *, num_clients: int) -> None:
     """Refuse a table that is not one of traffic: the file may be anybody's."""
-    for name in (*_COUNTS, "direction", "kind"):
-        if name not in traffic.column_names:
-            if name == "peer":
-                continue
+    columns = dict(zip(traffic.column_names, traffic.columns, strict=True))
+    columns.setdefault("peer", columns.get("client"))  # it is there where models meet at other hubs
+    for name, kind in _TRAFFIC_TYPES.items():
+        if columns.get(name) is None:
             raise OutputError(f"{source}: the column {name!r} is missing, so this is not a table of traffic")
-        cells, kind = traffic.column(name), "int64" if name in _COUNTS else "string"
-        if str(cells.type) != kind or cells.null_count:
+        if str(columns[name].type) != kind or columns[name].null_count:
             raise OutputError(f"{source}: the column {name!r} must hold {kind} without empty cells")
     if others := {*traffic.column("direction").to_pylist()} - {"up", "down"}:
         raise OutputError(f"{source}: a direction is 'up' or 'down', but one is {min(others)!r}")
-    hubs = [
-        hub for name in ("client", "peer") if name in traffic.column_names for hub in traffic.column(name).to_pylist()
-    ]
-    if (most := max(hubs, default=-1)) >= num_clients:
+    if (most := max([*columns["client"].to_pylist(), *columns["peer"].to_pylist()], default=-1)) >= num_clients:
         raise OutputError(f"{source}: names client {most}, but there are {num_clients} clients")
 
 
@@ -352,9 +349,9 @@ def _summed(
     per_gb = {"up": prices.up_gb, "down": prices.down_gb}
     first = [row for row in traffic.to_pylist() if not row["round"]]
     bytes_before = listed = sum(row["bytes"] for row in first)
-    for record in records[:1]:
-        bytes_before = record.total_bytes - record.bytes_up - record.bytes_down
-    # Of a drawn population only those who took part have rows; the others registered, too.
+    if records:
+        # Of a drawn population only those who took part have rows; the others registered, too.
+        bytes_before = records[0].total_bytes - records[0].bytes_up - records[0].bytes_down
     unlisted = (bytes_before - listed) * prices.up_gb
     before = (sum(row["bytes"] * per_gb[row["direction"]] for row in first) + unlisted) / 1e9
     money, kwh, device_s = before, 0.0, 0.0
