@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import sqlite3
 import subprocess
@@ -20,7 +21,8 @@ from fedsweep.cli import main
 from fedsweep.driver.observers import Observer
 from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
-from fedsweep.runs.background import BackgroundCall
+from fedsweep.runs import background
+from fedsweep.runs.background import BackgroundCall, NoAnswer
 from fedsweep.tracking import mlflow_observer, mlflow_run, mlflow_sync, mlflow_view
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import sqlite_uri
@@ -56,6 +58,11 @@ def points(store: Path) -> Keys:
 def runs(store: Path) -> list[str]:
     with contextlib.closing(sqlite3.connect(store)) as base:
         return [status for (status,) in base.execute("SELECT status FROM runs")]
+
+
+def tags(store: Path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(store)) as base:
+        return {key for (key,) in base.execute("SELECT key FROM tags")}
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +170,16 @@ def test_a_second_writer_takes_over_and_nothing_is_there_twice(store: Path, tmp_
     assert points(store) == {("loss", 1): 1, ("loss", 2): 1}
 
 
+def test_a_machine_on_which_nobody_gets_to_look_costs_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour passes between two looks, as where the process is stopped and goes on."""
+    hours = itertools.count(0.0, 3600.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(background.time, "monotonic", lambda: next(hours))
+        assert BackgroundCall(lambda: (time.sleep(0.6), "answer")[1]).wait() == "answer"
+    with pytest.raises(NoAnswer):
+        BackgroundCall(lambda: time.sleep(5)).wait(silent_s=0.1)
+
+
 @pytest.mark.slow
 def test_a_call_that_was_given_up_begins_no_run_beside_the_next_ones(
     store: Path, monkeypatch: pytest.MonkeyPatch
@@ -247,6 +264,7 @@ api.run("tiny.yaml", out="run", overrides=["checkpoint.every=1"], observers=[Kil
     for _ in range(2):
         assert main(["sync", "run"]) == 0
         assert runs(store) == ["KILLED"] and {step for key, step in points(store) if key == "lr"} == {1, 2, 3}
+        assert "fedsweep.git_commit" not in tags(store)  # the killed run did not say, and that of now may be another
     assert main(["run", "--resume", "run", "-q"]) == 0
     assert points(store) == whole and runs(store) == ["FINISHED"]
     assert main(["run", "--resume", "run", "--rounds", "7", "-q"]) == 0

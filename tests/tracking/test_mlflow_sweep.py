@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking import mlflow_sweep
-from fedsweep.tracking.mlflow_run import is_complete
+from fedsweep.tracking.mlflow_run import MlflowRun, is_complete
 from fedsweep.tracking.mlflow_store import check_store, open_store, sqlite_uri
 from fedsweep.tracking.mlflow_sweep import SweepTracker
 from fedsweep.tracking.mlflow_sync import FolderSync
@@ -199,6 +200,28 @@ def test_no_point_is_lost_or_doubled_when_two_drivers_die(make: Make, store: Pat
 @pytest.mark.exhaustive
 def test_sixty_trials_of_twenty_rounds_have_each_point_once(make: Make, store: Path, tmp_path: Path) -> None:
     interrupted_twice(make, store, tmp_path / "sweep", num_trials=60, rounds=20)
+
+
+def test_a_parent_that_could_not_be_ended_is_not_complete(
+    make: Make, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, uri = trial(tmp_path / "sweep", 1), sqlite_uri(store)
+    finished(one, 2)
+    tracker, end = make(), MlflowRun.end
+    monkeypatch.setattr(mlflow_sweep, "_warn", lambda text: None)
+    parent = tracker._begun[0].run_id if tracker._begun else ""
+
+    def locked(run: MlflowRun, status: str, **options: Any) -> None:
+        if run.run_id == parent:
+            raise OSError("the store is locked")
+        end(run, status, **options)
+
+    monkeypatch.setattr(MlflowRun, "end", locked)
+    tracker.finish([one], status="finished")
+    assert (is_complete(one.folder, uri), is_complete(tmp_path / "sweep", uri)) == (True, False)
+    monkeypatch.setattr(MlflowRun, "end", end)
+    make().finish([one], status="finished")
+    assert is_complete(tmp_path / "sweep", uri)
 
 
 def test_a_trial_that_is_logged_completely_is_left_alone(
