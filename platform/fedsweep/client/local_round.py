@@ -189,6 +189,7 @@ class LocalRound:
             learning_rate=self._learning_rate,
             first=first,
             sizes=self._batches.sizes(first, self._job.due),
+            all_sizes=self._batches.sizes,
             batches=self._batches.joined,
             seed=self._batches.seed,
         )
@@ -211,7 +212,9 @@ class LocalRound:
             self._finish_terms()
         if probes:
             self._measure([p for p in probes if p.when != "start"])
-        if not all_finite(model.vector):
+        # Of lanes it is known, and to ask a GPU is to wait for it; a term may have put other values in their place.
+        is_finite = all_finite(model.vector) if lane_steps is None or self._terms else lane_steps.is_finite
+        if not is_finite:
             raise self._error(self._totals.steps, "its model has values that are not finite; lower the learning rate")
 
     def _count(self, losses: Sequence[float], hits: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import math
 import weakref
@@ -26,12 +27,14 @@ from fedsweep.client.lanes.lane import Lane
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.shards import Batches
 from fedsweep.components.local import LocalStep, LocalTerm, Memory, TaskLoss
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import lanes_refused
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.schedules import Exponential
 from fedsweep.fleet.fleet import LocalFleet, make_worker, merged_answers
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp
@@ -209,6 +212,30 @@ def test_dropout_in_smaller_batches_is_each_clients_own() -> None:
     assert off(alone, together) <= 1e-12 and notes == []
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfItself(LocalTerm):
+    """Pulls by all that differs from client to client, round to round and step to step."""
+
+    name: str = "of itself"
+
+    def gradient(self, step: LocalStep) -> ParamTree:
+        facts = step.client
+        size: Any = facts.client + 2 * facts.round + facts.num_samples + facts.label_counts[0] + step.position
+        return {name: value * size * step.learning_rate * 1e-3 for name, value in step.params.items()}
+
+
+@pytest.mark.parametrize("width", [3, 6])
+def test_what_a_client_knows_of_itself_is_its_own_in_each_round_and_step(width: int) -> None:
+    method = merge(
+        dynamicfl(high_interval=1, low_interval=3, group_size=3),
+        FederatedMethod(name="t", source="", terms=(OfItself(),)),
+    )
+    work = experiment(method, cohort_size=4, local_epochs=None, local_steps=6, rounds=4, double=True)
+    decaying = replace(work.training, schedule=Exponential(rate=0.1, decay=0.5))
+    alone, together, notes = both(replace(work, training=decaying), width=width)
+    assert off(alone, together) <= 1e-12 and notes == []
+
+
 class WithPlaces(nn.Module):
     """Dropout of a parameter, as of places in a sequence, or of a sequence whose places come before its samples."""
 
@@ -252,18 +279,54 @@ def test_dropout_of_maps_is_each_clients_own_however_they_lie_in_memory() -> Non
     assert off(alone, together) <= 1e-5 and notes == []
 
 
-@pytest.mark.parametrize("steps", [2, 3, 64])
-def test_batches_that_are_laid_out_together_are_those_of_each_step(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU many steps' batches are: smaller ones, clients that have no more, empty lanes and dropout among them."""
+SYNCHRONISED: dict[str, FederatedMethod] = {
+    "once a round": fedavg(),
+    "after each step": dynamicsgd(),
+    "in two groups": dynamicfl(high_interval=1, low_interval=3, group_size=3),
+    "after every fourth step": dynamicfl(high_interval=4, low_interval=4),
+}
 
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
 
-    work = in_lanes(experiment(fedavg(), build=build, optimizer=OPTIMIZERS["momentum"]), width=4)
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("synchronised", SYNCHRONISED)
+@pytest.mark.parametrize(
+    ("steps", "sizes", "width"),
+    [(2, UNEVEN, 4), (3, UNEVEN, 6), (64, UNEVEN, 4), (64, UNEVEN, 6), (64, (24, 24, 24, 20), 5)],
+)
+def test_batches_that_are_laid_out_together_are_those_of_each_step(
+    steps: int, sizes: Sequence[int], width: int, synchronised: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU many steps' batches are: smaller ones, clients that have no more, empty lanes and dropout among them.
+
+    Also of steps behind the next sync point.
+    """
+    settings = {"build": with_dropout, "optimizer": OPTIMIZERS["momentum"], "equal_steps": False, "sizes": sizes}
+    settings |= {"num_clients": len(sizes), "cohort_size": min(5, len(sizes))}
+    work = in_lanes(experiment(SYNCHRONISED[synchronised], **settings), width=width)
     one_by_one = run_rounds(local_engine(work))
     monkeypatch.setattr(Tile, "_num_staged", property(lambda tile: steps, lambda tile, number: None), raising=False)
     engine = local_engine(work)
     assert torch.equal(run_rounds(engine).vector, one_by_one.vector) and engine.notes == []
+
+
+def test_batches_are_laid_out_once_for_many_sync_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the same clients go on; on a GPU laying them out takes longer than a step."""
+    rounds: list[tuple[int, int]] = []
+    joined = Batches.joined
+
+    def noted(batches: Batches, first: int, steps: int) -> Any:
+        rounds.append((first, steps))
+        return joined(batches, first, steps)
+
+    monkeypatch.setattr(Batches, "joined", noted)
+    monkeypatch.setattr(Tile, "_num_staged", property(lambda tile: 8, lambda tile, number: None), raising=False)
+    settings = {"sizes": (8,) * 6, "local_epochs": None, "local_steps": 20, "rounds": 1}
+    run_rounds(local_engine(in_lanes(experiment(dynamicsgd(), **settings), width=5)))
+    laid_out = collections.Counter(call for call in rounds if call[1] > 1)
+    assert laid_out == {(1, 8): 5, (9, 8): 5, (17, 3): 5}
 
 
 class ThreeWorkers(LocalFleet):
@@ -621,11 +684,16 @@ def test_lanes_fill_the_memory_that_there_is_with_equally_full_tiles() -> None:
     assert lanes_that_fit(90, 270, total=100, wanted=4) == 1
 
 
-def test_a_client_that_diverges_is_named_as_in_the_loop() -> None:
-    work = experiment(fedavg(), learning_rate=1e30, optimizer=OPTIMIZERS["momentum"])
+@pytest.mark.parametrize(
+    ("rate", "steps", "what"), [(1e30, 5, "its loss is not finite"), (3e38, 1, "its model has values that are not")]
+)
+def test_a_client_that_diverges_is_named_as_in_the_loop(rate: float, steps: int, what: str) -> None:
+    optimizer = OptimizerSettings(momentum=0.9, weight_decay=10.0, keep="persist")
+    settings = {"local_epochs": None, "local_steps": steps}
+    work = experiment(fedavg(), learning_rate=rate, optimizer=optimizer, **settings)
     with pytest.raises(ClientJobError) as one_by_one:
         run_rounds(local_engine(work))
-    with pytest.raises(ClientJobError, match="its loss is not finite") as together:
+    with pytest.raises(ClientJobError, match=what) as together:
         run_rounds(local_engine(in_lanes(work)))
     assert str(together.value) == str(one_by_one.value)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.catalog import build_method
-from fedsweep.client.lanes import gpu_memory, recording
+from fedsweep.client.lanes import gpu_memory, recording, tile
 from fedsweep.client.lanes.gpu_memory import lanes_that_fit
 from fedsweep.client.lanes.lane import Lane
 from fedsweep.client.lanes.optimizer import LaneOptimizer
@@ -149,8 +149,8 @@ PLACES: dict[str, tuple[object, str]] = {
     "a step": (Tile, "_taken"),
     "a loss": (Tile, "_losses"),
     "the optimiser moves": (LaneOptimizer, "step"),
-    "a state is taken": (LaneOptimizer, "load"),
-    "a state is given back": (LaneOptimizer, "store"),
+    "values are taken or given back": (tile, "_copy"),
+    "a state is taken or given back": (LaneOptimizer, "pairs"),
     "recording": (recording, "captured"),
     "a replay": (recording.Recording, "replayed"),
     "the memory is probed": (gpu_memory, "device_memory"),

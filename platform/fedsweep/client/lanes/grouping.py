@@ -77,7 +77,7 @@ class Lanes:
         try:
             tile = self._tile(key, waiting)
             lanes = waiting[: self._width]  # only now: the first tile says how many there are
-            losses, hits = tile.run(lanes)
+            steps = tile.run(lanes)
         except NotRecorded as error:
             self._records = False
             self._tiles.clear()
@@ -92,10 +92,7 @@ class Lanes:
             self._tiles.pop(key, None)  # it holds its clients' memory
             self._note(one_by_one_note(self._refused[key]))
             return {}
-        return {
-            lane: LaneSteps(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
-            for k, lane in enumerate(lanes)
-        }
+        return dict(zip(lanes, steps, strict=True))
 
     def _halve(self) -> None:
         self._tiles.clear()

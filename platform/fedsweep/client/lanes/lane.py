@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Lane:
         learning_rate: The round's.
         first: Number within the round of the first step that is due.
         sizes: Samples of each step that is due.
+        all_sizes: The same of any steps of the round, by the number of the first within it and how many they are.
         batches: Inputs and targets of some steps, one after another [sum of B, ...], by the number of the first within
             the round and how many they are.
         seed: Of the network's own draws, likewise.
@@ -52,6 +54,7 @@ class Lane:
     learning_rate: float
     first: int
     sizes: Sequence[int]
+    all_sizes: Callable[[int, int], Sequence[int]]
     batches: Callable[[int, int], tuple[Inputs, Tensor]]
     seed: Callable[[int], int]
 
@@ -60,6 +63,26 @@ class Lane:
         """B: samples of a full batch."""
         assert self.facts.work is not None
         return self.facts.work.batch_size
+
+    @property
+    def name(self) -> Hashable:
+        """Return what is equal for a client with the same batches, and is another's in no round."""
+        return self.facts.client, self.facts.round, self.facts.work
+
+    def sizes_due(self, tick: int, steps: int) -> Sequence[int]:
+        """Return samples of up to so many of the steps that are due, from the tick-th on."""
+        return self.sizes[tick : tick + steps]
+
+    def sizes_from(self, tick: int, steps: int) -> Sequence[int]:
+        """Return samples of up to so many steps from the tick-th due on, those behind the next sync point included.
+
+        Of these only full batches, as far as they follow one another: a smaller one may be no lane's.
+        """
+        due = self.sizes_due(tick, steps)
+        if len(due) == steps:
+            return due
+        coming = self.all_sizes(self.first + tick + len(due), steps - len(due))
+        return [*due, *takewhile(lambda size: size == self.batch_size, coming)]
 
     @property
     def is_padded(self) -> bool:
@@ -73,6 +96,21 @@ class Lane:
         leaves = [torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return tensors, (spec, tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves))
+
+    @cached_property
+    def fact_tensors(self) -> dict[str, Tensor]:
+        """The client's facts, and the number of its first step due, as tensors by name."""
+        facts = self.facts
+        values: dict[str, Tensor] = {
+            "client": torch.tensor(facts.client),
+            "round": torch.tensor(facts.round),
+            "num_samples": torch.tensor(facts.num_samples),
+            "label_counts": facts.label_counts,
+            "position": torch.tensor(self.first),
+        }
+        if facts.told_share is not None:
+            values["share"] = torch.tensor(facts.told_share, dtype=self.vector.dtype)
+        return values
 
     def key(self) -> Hashable:
         """Return a key that is equal for clients that can be stepped together."""
@@ -88,7 +126,9 @@ class LaneSteps:
     Attributes:
         losses: One per step.
         hits: Samples that each step's forward pass classified rightly.
+        is_finite: No value of its vector is infinite or NaN after them.
     """
 
     losses: Sequence[float]
     hits: Sequence[int]
+    is_finite: bool

@@ -5,7 +5,7 @@ Shape letters: K lanes, P parameters, V values of a client's vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -42,17 +42,14 @@ class LaneOptimizer:
             else:
                 self.slots[name] = gradients_KP.new_zeros(len(rows_KV), layout.num_params if whole else 1)
 
-    def load(self, lane: int, state: Mapping[str, Tensor]) -> None:
-        """Take a client's state, where it does not lie in its vector."""
-        if self._settings.keep != "average":
-            for name, slot in self.slots.items():
-                slot[lane].copy_(state[name])
-
-    def store(self, lane: int, state: Mapping[str, Tensor]) -> None:
-        """Give a client's state back."""
-        if self._settings.keep != "average":
-            for name, slot in self.slots.items():
-                state[name].copy_(slot[lane].view(state[name].shape))
+    def pairs(self, states: Sequence[Mapping[str, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Pair each lane's state, a view, with its client's own; none where these lie in the clients' vectors."""
+        if self._settings.keep == "average":
+            return []
+        lanes = enumerate(states)
+        return [
+            (slot[k].view(state[name].shape), state[name]) for k, state in lanes for name, slot in self.slots.items()
+        ]
 
     def step(self) -> None:
         """Clip each lane's gradient, and move each lane as torch's optimiser would."""

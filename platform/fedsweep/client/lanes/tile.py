@@ -13,7 +13,8 @@ Shape letters: K lanes, V values of a vector, P parameters, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fedsweep.client.compute_device import compute_lazily_asked
 from fedsweep.client.lanes.draws import LaneDraws, dropout_calls
-from fedsweep.client.lanes.lane import TENSOR, Lane
+from fedsweep.client.lanes.lane import TENSOR, Lane, LaneSteps
 from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.recording import Recording
 from fedsweep.client.messages import ClientSide
@@ -31,7 +32,7 @@ from fedsweep.client.shards import steps_ahead
 from fedsweep.client.steps import count_hits
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream
-from fedsweep.trees import Inputs, ParamTree, all_of, each, taken
+from fedsweep.trees import Inputs, ParamTree, all_finite, all_of, each, taken
 
 # Rows begin at multiples of this many values: no kernel sees one lane at another alignment than the next.
 _ALIGNED = 16
@@ -86,7 +87,9 @@ class Tile:
         (inputs, targets), size = pattern.batches(pattern.first, 1), pattern.batch_size
         self._inputs = each(lambda values: self._zeros(size, *values.shape[1:], dtype=values.dtype), inputs)
         self._targets = self._zeros(size, *targets.shape[1:], dtype=targets.dtype)
-        self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
+        self._facts = {
+            name: self._zeros(*value.shape, dtype=value.dtype) for name, value in pattern.fact_tensors.items()
+        }
         self._active = torch.ones(width, dtype=torch.bool, device=self._device)
         self._caller = _Caller(pattern.slot.module)
         self._eval_copy = pattern.slot.eval_copy if any(term.has_own("loss") for term in side.terms) else None
@@ -98,6 +101,11 @@ class Tile:
         self._draws = LaneDraws(calls, size, self._zeros)
         self._recorded: dict[bool, Recording] = {}
         self._lanes: list[Lane] = []
+        # Whose facts are in place; whether the run before was theirs; the first step laid out of each, and how many.
+        self._names: list[Hashable] = []
+        self._goes_on = False
+        self._laid_out: list[tuple[int, int]] = []
+        self._ahead = 0  # of the first step due, among those that are laid out
         # What differs from step to step [K, ...], and the same of the steps that are laid out [T, K, ...].
         self._batch = [*all_of(self._inputs), self._targets, *self._draws.noise]
         self._places = [*self._batch, self._facts["position"], self._active]
@@ -126,27 +134,25 @@ class Tile:
         shapes = zip(layout.places().items(), layout.shapes, strict=True)
         return {name: rows[:, at].view(len(rows), *shape) for (name, at), shape in shapes if at.stop <= end}
 
-    def run(self, lanes: Sequence[Lane]) -> tuple[list[list[float]], list[list[int]]]:
-        """Take the steps that are due of up to K clients; where one can't be had, no client has been changed.
-
-        Returns:
-            For each lane the losses of its steps, and how many samples of each were classified rightly. Of a client
-            with fewer steps than another only as many as it took mean something.
-        """
+    def run(self, lanes: Sequence[Lane]) -> list[LaneSteps]:
+        """Take the steps that are due of up to K clients; where one can't be had, no client has been changed."""
         self._load(lanes)
         steps = [self._step_at(tick) for tick in range(max(len(lane.sizes) for lane in lanes))]
+        for name, buffer in self._buffers.items():
+            self._tree(self._rows)[name].copy_(buffer)
         # Read once: on a GPU each reading would wait for all that was asked of it before.
         losses, hits = (torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True))
-        places = [place for lane in lanes for place in (lane.vector, *lane.optimizer.live().values())]
-        before = [place.clone() for place in places]
-        try:
-            self._store(lanes)
-        except Exception:
-            for place, value in zip(places, before, strict=True):
-                place.copy_(value)
-            raise
+        sums = self._rows.sum(dim=1).tolist()  # a sum may overflow: then each value is looked at
+        _copy([(place, value) for value, place in self._pairs(lanes)])
         self._lanes = []  # they hold their clients' memory, of which a GPU has little
-        return losses, hits
+        return [
+            LaneSteps(
+                losses=losses[k][: len(lane.sizes)],
+                hits=hits[k][: len(lane.sizes)],
+                is_finite=math.isfinite(sums[k]) or all_finite(self._rows[k]),
+            )
+            for k, lane in enumerate(lanes)
+        ]
 
     def _step_at(self, tick: int) -> tuple[Tensor, Tensor]:
         idle = self._next_batch(tick)
@@ -168,45 +174,67 @@ class Tile:
     def _load(self, lanes: Sequence[Lane]) -> None:
         """Take up to K clients; the first one stands in for those that are missing."""
         self._lanes, self._num_clients = [*lanes, *[lanes[0]] * (self._width - len(lanes))], len(lanes)
+        pairs = self._pairs(self._lanes)
         for k, lane in enumerate(self._lanes):
-            self._rows[k].copy_(lane.vector)
-            self._optimizer.load(k, lane.optimizer.live())
             if self._anchors is not None and lane.anchor is not None:
-                self._anchors[k].copy_(lane.anchor)
-            for rows, tensor in zip(self._companions, lane.companions[0], strict=True):
-                rows[k].copy_(tensor)
+                pairs.append((self._anchors[k], lane.anchor))
+            pairs += zip((rows[k] for rows in self._companions), lane.companions[0], strict=True)
+        _copy(pairs)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._tree(self._rows)[name])
         self._caller.train()
+        names = [lane.name for lane in self._lanes]
+        self._goes_on = names == self._names
+        self._ahead = self._laid_out_before() if self._goes_on else 0
+        if self._ahead:
+            self._mark_active(0)
+        if not self._goes_on:
+            self._take_facts()
+            self._names = names
+
+    def _take_facts(self) -> None:
+        """Take what stays as it is from one sync point of a round to the next."""
         rates = torch.tensor([lane.learning_rate for lane in self._lanes], dtype=self._rows.dtype)
         self._optimizer.rate.copy_(rates.unsqueeze(1))
-        facts_of_lanes = [_facts(lane) for lane in self._lanes]
         for name, rows in self._facts.items():
-            rows.copy_(torch.stack([facts[name] for facts in facts_of_lanes]))
+            rows.copy_(torch.stack([lane.fact_tensors[name] for lane in self._lanes]))
 
-    def _store(self, lanes: Sequence[Lane]) -> None:
-        """Give the clients their values and optimiser state back."""
-        for name, buffer in self._buffers.items():
-            self._tree(self._rows)[name].copy_(buffer)
-        for k, lane in enumerate(lanes):
-            lane.vector.copy_(self._rows[k])
-            self._optimizer.store(k, lane.optimizer.live())
+    def _pairs(self, lanes: Sequence[Lane]) -> list[tuple[Tensor, Tensor]]:
+        """Pair each lane's values and optimiser state with its client's own."""
+        own = [(self._rows[k], lane.vector) for k, lane in enumerate(lanes)]
+        return own + self._optimizer.pairs([lane.optimizer.live() for lane in lanes])
+
+    def _laid_out_before(self) -> int:
+        """Return where the first step due is among those that the same clients' last run laid out; 0: not there."""
+        pairs = list(zip(self._lanes, self._laid_out, strict=False))
+        aheads = {lane.first - first for lane, (first, _) in pairs}
+        if len(aheads) != 1:
+            return 0
+        ahead = aheads.pop()
+        due_there = (min(ahead + len(lane.sizes), self._num_staged) for lane, _ in pairs)
+        are_there = all(end <= count for end, (_, count) in zip(due_there, self._laid_out, strict=True))
+        return ahead if 0 < ahead < self._num_staged and are_there else 0
 
     def _next_batch(self, tick: int) -> bool:
         """Put the batches of the step ``tick`` in place, counted from the first due; says whether some have none."""
-        at = tick % self._num_staged
+        at = (self._ahead + tick) % self._num_staged
         if not at:
             self._stage(tick)
+            self._mark_active(tick)
         if self._num_staged > 1:
             for place, staged in zip(self._places, self._staged, strict=True):
                 place.copy_(staged[at])
         return any(tick >= len(lane.sizes) for lane in self._lanes)
 
     def _stage(self, tick: int) -> None:
-        """Lay out the batches of T steps from ``tick`` on."""
-        *staged, positions, active = self._staged
+        """Lay out the batches of T steps from ``tick`` on, for clients that go on those behind the sync point, too."""
+        *staged, positions, _ = self._staged
+        self._laid_out = []
         for k, lane in enumerate(self._lanes[: self._num_clients]):
-            sizes = lane.sizes[tick : tick + self._num_staged]
+            # Where others come in between, only what is due: the rest would be laid out once more.
+            find = lane.sizes_from if self._goes_on and self._num_staged > 1 else lane.sizes_due
+            sizes = find(tick, self._num_staged)
+            self._laid_out.append((lane.first + tick, len(sizes)))
             if not sizes:
                 continue  # it goes on with its last batch, to no effect
             inputs, targets = lane.batches(lane.first + tick, len(sizes))
@@ -215,19 +243,27 @@ class Tile:
             for rows, values in zip(staged, (*all_of(inputs), targets), strict=False):
                 rows[: len(sizes), k].copy_(values.view(len(sizes), *rows.shape[2:]))
             if self._draws.noise:
-                self._draw(k, tick, inputs)
+                self._draw(k, tick, inputs, sizes)
         for rows in staged:
             rows[:, self._num_clients :] = rows[:, :1]
         steps = torch.arange(tick, tick + self._num_staged).unsqueeze(1)
         positions.copy_(steps + torch.tensor([lane.first for lane in self._lanes]))
-        active.copy_(steps < torch.tensor([len(lane.sizes) for lane in self._lanes]))
 
-    def _draw(self, k: int, tick: int, inputs: Inputs) -> None:
-        """Draw the noise of a lane's steps from ``tick`` on; their inputs are filled up."""
+    def _mark_active(self, tick: int) -> None:
+        """Say of the steps that are laid out, of which ``tick`` is one, in which lanes they are due."""
+        due = [len(lane.sizes) for lane in self._lanes]
+        if len(set(due)) == 1:
+            self._staged[-1].fill_(True)  # of a step that is none's nobody asks
+            return
+        steps = torch.arange(self._num_staged).unsqueeze(1) + tick - (self._ahead + tick) % self._num_staged
+        self._staged[-1].copy_(steps < torch.tensor(due))
+
+    def _draw(self, k: int, tick: int, inputs: Inputs, sizes: Sequence[int]) -> None:
+        """Draw the noise of a lane's steps from ``tick`` on, of so many samples each; their inputs are filled up."""
         lane, noise = self._lanes[k], self._staged[-2 - len(self._draws.noise) : -2]
         places = list(zip(*(rows[:, k].unbind() for rows in noise), strict=True))
         drawn: list[tuple[Tensor, Tensor]] = []
-        for step, size in enumerate(lane.sizes[tick : tick + self._num_staged]):
+        for step, size in enumerate(sizes):
             if not self._draws.knows(size):
                 own = taken(inputs, slice(step * lane.batch_size, step * lane.batch_size + size))
                 copied = self._layout.model(lane.vector.clone())
@@ -345,6 +381,14 @@ class Tile:
         step.memory = cast(Memory, memories)
 
 
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second tensor into the first: on a GPU in one launch, and where it can't be done none of them."""
+    values = [value.to(place.device) for place, value in pairs]
+    for kind in {(value.device, value.dtype) for value in values}:
+        at = [k for k, value in enumerate(values) if (value.device, value.dtype) == kind]
+        torch._foreach_copy_([pairs[k][0] for k in at], [values[k] for k in at])
+
+
 def _filled_up(inputs: Inputs, targets: Tensor, sizes: Sequence[int], size: int) -> tuple[Inputs, Tensor]:
     """Fill batches [sum of sizes, ...] up with their first sample, and with no targets, to one size each."""
     starts = torch.tensor([0, *sizes]).cumsum(0)[:-1].unsqueeze(1)
@@ -354,18 +398,3 @@ def _filled_up(inputs: Inputs, targets: Tensor, sizes: Sequence[int], size: int)
     targets = targets.index_select(0, index)
     targets[missing.flatten().to(targets.device)] = _NO_TARGET
     return each(lambda values: values.index_select(0, index), inputs), targets
-
-
-def _facts(lane: Lane) -> dict[str, Tensor]:
-    """Collect what a lane's client knows of itself, and the number of its first step, as tensors."""
-    facts = lane.facts
-    values: dict[str, Tensor] = {
-        "client": torch.tensor(facts.client),
-        "round": torch.tensor(facts.round),
-        "num_samples": torch.tensor(facts.num_samples),
-        "label_counts": facts.label_counts,
-        "position": torch.tensor(lane.first),
-    }
-    if facts.told_share is not None:
-        values["share"] = torch.tensor(facts.told_share, dtype=lane.vector.dtype)
-    return values
