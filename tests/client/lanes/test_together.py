@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.lanes.grouping import Lanes
@@ -105,6 +105,18 @@ def test_three_seeds_that_share_tiles_have_the_bits_and_the_ledgers_that_each_ha
     for state, own in zip(side_by_side(experiments), alone, strict=True):
         check_same(state, own)
     assert len(tiles) - num_alone < num_alone  # else nothing was shared
+
+
+@pytest.mark.parametrize("num_staged", [1, 8])
+def test_clients_of_one_number_and_round_are_each_runs_own(num_staged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tiles of one lane they follow one another: neither rates nor batches are the other's."""
+    monkeypatch.setattr(Tile, "_num_staged", property(lambda tile: num_staged, lambda *_: None), raising=False)
+    worlds: list[dict[str, Any]] = [{"learning_rate": 0.1}, {"learning_rate": 0.3}, {"sizes": (9, 30, 7, 13, 17, 20)}]
+    made = [experiment(dynamicsgd(), seed=0, cohort_size=1, local_epochs=None, local_steps=4, **w) for w in worlds]
+    experiments = [replace(one, lanes=LaneSettings(width=1)) for one in made]
+    alone = [rounds_of(one)() for one in experiments]
+    for state, own in zip(side_by_side(experiments), alone, strict=True):
+        check_same(state, own)
 
 
 def test_runs_compute_with_as_many_threads_as_whoever_plays_them() -> None:

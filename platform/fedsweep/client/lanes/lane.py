@@ -28,7 +28,7 @@ class Lane:
     """A client's part in a joint step; equal to itself alone.
 
     Attributes:
-        facts: What it knows of itself.
+        facts: What it knows of itself; one object in all its parts of a round.
         slot: The module of its sub-model's size.
         vector: Its values [V]; changed.
         optimizer: Its optimiser; the state is changed.
@@ -63,11 +63,6 @@ class Lane:
         """B: samples of a full batch."""
         assert self.facts.work is not None
         return self.facts.work.batch_size
-
-    @property
-    def name(self) -> Hashable:
-        """Return what is equal for a client with the same batches, and is another's in no round."""
-        return self.facts.client, self.facts.round, self.facts.work
 
     def sizes_due(self, tick: int, steps: int) -> Sequence[int]:
         """Return samples of up to so many of the steps that are due, from the tick-th on."""

@@ -14,7 +14,7 @@ Shape letters: K lanes, V values of a vector, P parameters, B batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -102,7 +102,7 @@ class Tile:
         self._recorded: dict[bool, Recording] = {}
         self._lanes: list[Lane] = []
         # Whose facts are in place; whether the run before was theirs; the first step laid out of each, and how many.
-        self._names: list[Hashable] = []
+        self._facts_there: list[ClientFacts | None] = [None] * width
         self._goes_on = False
         self._laid_out: list[tuple[int, int]] = []
         self._ahead = 0  # of the first step due, among those that are laid out
@@ -183,14 +183,13 @@ class Tile:
         for name, buffer in self._buffers.items():
             buffer.copy_(self._tree(self._rows)[name])
         self._caller.train()
-        names = [lane.name for lane in self._lanes]
-        self._goes_on = names == self._names
+        # The very same: in tiles that runs share, another run's client may have equal ones.
+        self._goes_on = all(lane.facts is facts for lane, facts in zip(self._lanes, self._facts_there, strict=True))
         self._ahead = self._laid_out_before() if self._goes_on else 0
         if self._ahead:
             self._mark_active(0)
         if not self._goes_on:
             self._take_facts()
-            self._names = names
 
     def _take_facts(self) -> None:
         """Take what stays as it is from one sync point of a round to the next."""
@@ -198,6 +197,7 @@ class Tile:
         self._optimizer.rate.copy_(rates.unsqueeze(1))
         for name, rows in self._facts.items():
             rows.copy_(torch.stack([lane.fact_tensors[name] for lane in self._lanes]))
+        self._facts_there = [lane.facts for lane in self._lanes]
 
     def _pairs(self, lanes: Sequence[Lane]) -> list[tuple[Tensor, Tensor]]:
         """Pair each lane's values and optimiser state with its client's own."""
