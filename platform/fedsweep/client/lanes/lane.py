@@ -64,16 +64,12 @@ class Lane:
         assert self.facts.work is not None
         return self.facts.work.batch_size
 
-    def sizes_due(self, tick: int, steps: int) -> Sequence[int]:
-        """Return samples of up to so many of the steps that are due, from the tick-th on."""
-        return self.sizes[tick : tick + steps]
-
     def sizes_from(self, tick: int, steps: int) -> Sequence[int]:
         """Return samples of up to so many steps from the tick-th due on, those behind the next sync point included.
 
         Of these only full batches, as far as they follow one another: a smaller one may be no lane's.
         """
-        due = self.sizes_due(tick, steps)
+        due = self.sizes[tick : tick + steps]
         if len(due) == steps:
             return due
         coming = self.all_sizes(self.first + tick + len(due), steps - len(due))

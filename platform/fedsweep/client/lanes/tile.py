@@ -101,11 +101,10 @@ class Tile:
         self._draws = LaneDraws(calls, size, self._zeros)
         self._recorded: dict[bool, Recording] = {}
         self._lanes: list[Lane] = []
-        # Whose facts are in place; whether the run before was theirs; the first step laid out of each, and how many.
+        # Whose facts are in place; steps they took, none others in between; the first step laid out of each, how many.
         self._facts_there: list[ClientFacts | None] = [None] * width
-        self._goes_on = False
         self._laid_out: list[tuple[int, int]] = []
-        self._ahead = 0  # of the first step due, among those that are laid out
+        self._taken_in_a_row = self._ahead = 0  # the second: of the first step due, among those that are laid out
         # What differs from step to step [K, ...], and the same of the steps that are laid out [T, K, ...].
         self._batch = [*all_of(self._inputs), self._targets, *self._draws.noise]
         self._places = [*self._batch, self._facts["position"], self._active]
@@ -144,6 +143,7 @@ class Tile:
         losses, hits = (torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True))
         sums = self._rows.sum(dim=1).tolist()  # a sum may overflow: then each value is looked at
         _copy([(place, value) for value, place in self._pairs(lanes)])
+        self._taken_in_a_row += len(steps)
         self._lanes = []  # they hold their clients' memory, of which a GPU has little
         return [
             LaneSteps(
@@ -184,11 +184,11 @@ class Tile:
             buffer.copy_(self._tree(self._rows)[name])
         self._caller.train()
         # The very same: in tiles that runs share, another run's client may have equal ones.
-        self._goes_on = all(lane.facts is facts for lane, facts in zip(self._lanes, self._facts_there, strict=True))
-        self._ahead = self._laid_out_before() if self._goes_on else 0
+        are_same = all(lane.facts is facts for lane, facts in zip(self._lanes, self._facts_there, strict=True))
+        self._ahead = self._laid_out_before() if are_same else 0
         if self._ahead:
             self._mark_active(0)
-        if not self._goes_on:
+        if not are_same:
             self._take_facts()
 
     def _take_facts(self) -> None:
@@ -197,7 +197,7 @@ class Tile:
         self._optimizer.rate.copy_(rates.unsqueeze(1))
         for name, rows in self._facts.items():
             rows.copy_(torch.stack([lane.fact_tensors[name] for lane in self._lanes]))
-        self._facts_there = [lane.facts for lane in self._lanes]
+        self._facts_there, self._taken_in_a_row = [lane.facts for lane in self._lanes], 0
 
     def _pairs(self, lanes: Sequence[Lane]) -> list[tuple[Tensor, Tensor]]:
         """Pair each lane's values and optimiser state with its client's own."""
@@ -231,9 +231,9 @@ class Tile:
         *staged, positions, _ = self._staged
         self._laid_out = []
         for k, lane in enumerate(self._lanes[: self._num_clients]):
-            # Where others come in between, only what is due: the rest would be laid out once more.
-            find = lane.sizes_from if self._goes_on and self._num_staged > 1 else lane.sizes_due
-            sizes = find(tick, self._num_staged)
+            # As many ahead as were taken in a row, so that at most half is in vain where others come in between.
+            ahead = self._taken_in_a_row if self._num_staged > 1 else 0
+            sizes = lane.sizes_from(tick, min(self._num_staged, max(len(lane.sizes) - tick, ahead)))
             self._laid_out.append((lane.first + tick, len(sizes)))
             if not sizes:
                 continue  # it goes on with its last batch, to no effect
