@@ -8,12 +8,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.client.lanes.staging import StagedBatches
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep
 from fedsweep.components.planning import FixedInterval
@@ -183,3 +185,9 @@ def with_totals(records: Iterable[RoundRecord]) -> list[RoundRecord]:
     rows = list(records)
     totals = accumulate(row.bytes_up + row.bytes_down for row in rows)
     return [replace(row, total_bytes=total) for row, total in zip(rows, totals, strict=True)]
+
+
+def stage_on_cpu(patch: pytest.MonkeyPatch, steps: int) -> None:
+    """Have tiles lay out the batches of so many steps at once, as on a GPU."""
+    number = property(lambda staged: steps, lambda staged, value: None)
+    patch.setattr(StagedBatches, "_num_staged", number, raising=False)

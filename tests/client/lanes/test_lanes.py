@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from tiny import stage_on_cpu
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
@@ -307,7 +308,7 @@ def test_batches_that_are_laid_out_together_are_those_of_each_step(
     settings |= {"num_clients": len(sizes), "cohort_size": min(5, len(sizes))}
     work = in_lanes(experiment(SYNCHRONISED[synchronised], **settings), width=width)
     one_by_one = run_rounds(local_engine(work))
-    monkeypatch.setattr(Tile, "_num_staged", property(lambda tile: steps, lambda tile, number: None), raising=False)
+    stage_on_cpu(monkeypatch, steps)
     engine = local_engine(work)
     assert torch.equal(run_rounds(engine).vector, one_by_one.vector) and engine.notes == []
 
@@ -322,7 +323,7 @@ def test_batches_are_laid_out_once_for_many_sync_points(monkeypatch: pytest.Monk
         return joined(batches, first, steps)
 
     monkeypatch.setattr(Batches, "joined", noted)
-    monkeypatch.setattr(Tile, "_num_staged", property(lambda tile: 8, lambda tile, number: None), raising=False)
+    stage_on_cpu(monkeypatch, 8)
     settings = {"sizes": (8,) * 6, "local_epochs": None, "local_steps": 20, "rounds": 1}
     run_rounds(local_engine(in_lanes(experiment(dynamicsgd(), **settings), width=5)))
     laid_out = collections.Counter(call for call in rounds if call[1] > 1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import stage_on_cpu
 from torch import nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
@@ -108,12 +109,16 @@ def test_three_seeds_that_share_tiles_have_the_bits_and_the_ledgers_that_each_ha
 
 
 @pytest.mark.parametrize("num_staged", [1, 8])
-def test_clients_of_one_number_and_round_are_each_runs_own(num_staged: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tiles of one lane they follow one another: neither rates nor batches are the other's."""
-    monkeypatch.setattr(Tile, "_num_staged", property(lambda tile: num_staged, lambda *_: None), raising=False)
-    worlds: list[dict[str, Any]] = [{"learning_rate": 0.1}, {"learning_rate": 0.3}, {"sizes": (9, 30, 7, 13, 17, 20)}]
+@pytest.mark.parametrize("width", [1, 2])
+def test_clients_of_one_number_and_round_are_each_runs_own(
+    width: int, num_staged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In narrow tiles they follow one another: neither rates nor batches are the other's."""
+    stage_on_cpu(monkeypatch, num_staged)
+    worlds: list[dict[str, Any]] = [{"learning_rate": rate} for rate in (0.1, 0.2, 0.3)]
+    worlds.append({"sizes": (9, 30, 7, 13, 17, 20)})
     made = [experiment(dynamicsgd(), seed=0, cohort_size=1, local_epochs=None, local_steps=4, **w) for w in worlds]
-    experiments = [replace(one, lanes=LaneSettings(width=1)) for one in made]
+    experiments = [replace(one, lanes=LaneSettings(width=width)) for one in made]
     alone = [rounds_of(one)() for one in experiments]
     for state, own in zip(side_by_side(experiments), alone, strict=True):
         check_same(state, own)

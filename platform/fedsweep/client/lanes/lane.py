@@ -67,7 +67,7 @@ class Lane:
     def sizes_from(self, tick: int, steps: int) -> Sequence[int]:
         """Return samples of up to so many steps from the tick-th due on, those behind the next sync point included.
 
-        Of these only full batches, as far as they follow one another: a smaller one may be no lane's.
+        Of these only full batches, as far as they follow one another: a smaller one may have to be stepped alone.
         """
         due = self.sizes[tick : tick + steps]
         if len(due) == steps:

@@ -27,19 +27,15 @@ from fedsweep.client.lanes.draws import LaneDraws, dropout_calls
 from fedsweep.client.lanes.lane import TENSOR, Lane, LaneSteps
 from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.recording import Recording
+from fedsweep.client.lanes.staging import StagedBatches
 from fedsweep.client.messages import ClientSide
-from fedsweep.client.shards import steps_ahead
 from fedsweep.client.steps import count_hits
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream
-from fedsweep.trees import Inputs, ParamTree, all_finite, all_of, each, taken
+from fedsweep.trees import ParamTree, all_finite, all_of, each
 
 # Rows begin at multiples of this many values: no kernel sees one lane at another alignment than the next.
 _ALIGNED = 16
-# What F.cross_entropy leaves out of its mean.
-_NO_TARGET = -100
-# Batches of a tile that are laid out at once take up to this many bytes.
-_STAGED_BYTES = 256 * 2**20
 
 
 class _LaneView:
@@ -101,19 +97,8 @@ class Tile:
         self._draws = LaneDraws(calls, size, self._zeros)
         self._recorded: dict[bool, Recording] = {}
         self._lanes: list[Lane] = []
-        # Whose facts are in place; steps they took, none others in between; the first step laid out of each, how many.
-        self._facts_there: list[ClientFacts | None] = [None] * width
-        self._laid_out: list[tuple[int, int]] = []
-        self._taken_in_a_row = self._ahead = 0  # the second: of the first step due, among those that are laid out
-        # What differs from step to step [K, ...], and the same of the steps that are laid out [T, K, ...].
-        self._batch = [*all_of(self._inputs), self._targets, *self._draws.noise]
-        self._places = [*self._batch, self._facts["position"], self._active]
-        step_bytes = sum(place.numel() * place.element_size() for place in self._batch)
-        self._num_staged = 1 if self._device.type == "cpu" else steps_ahead(step_bytes, within=_STAGED_BYTES)
-        if self._num_staged > 1:
-            self._staged = [place.new_zeros(self._num_staged, *place.shape) for place in self._places]
-        else:
-            self._staged = [place.unsqueeze(0) for place in self._places]
+        batch = [*all_of(self._inputs), self._targets]
+        self._staged = StagedBatches(batch, self._draws, self._facts["position"], self._active, layout)
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(self._width, *shape, dtype=dtype or self._layout.dtype, device=self._device)
@@ -143,7 +128,6 @@ class Tile:
         losses, hits = (torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True))
         sums = self._rows.sum(dim=1).tolist()  # a sum may overflow: then each value is looked at
         _copy([(place, value) for value, place in self._pairs(lanes)])
-        self._taken_in_a_row += len(steps)
         self._lanes = []  # they hold their clients' memory, of which a GPU has little
         return [
             LaneSteps(
@@ -159,6 +143,9 @@ class Tile:
         if self._device.type == "lazy":
             compute_lazily_asked()
         return self._replayed(idle=idle) if self._records else self._taken(idle=idle)
+
+    def _next_batch(self, tick: int) -> bool:
+        return self._staged.put(tick, self._lanes, num_clients=self._num_clients)
 
     def peak_memory(self, lane: Lane) -> int:
         """Return bytes of the GPU that a step takes at most, all that the process holds beside it included."""
@@ -183,12 +170,7 @@ class Tile:
         for name, buffer in self._buffers.items():
             buffer.copy_(self._tree(self._rows)[name])
         self._caller.train()
-        # The very same: in tiles that runs share, another run's client may have equal ones.
-        are_same = all(lane.facts is facts for lane, facts in zip(self._lanes, self._facts_there, strict=True))
-        self._ahead = self._laid_out_before() if are_same else 0
-        if self._ahead:
-            self._mark_active(0)
-        if not are_same:
+        if not self._staged.begin(self._lanes):
             self._take_facts()
 
     def _take_facts(self) -> None:
@@ -197,79 +179,11 @@ class Tile:
         self._optimizer.rate.copy_(rates.unsqueeze(1))
         for name, rows in self._facts.items():
             rows.copy_(torch.stack([lane.fact_tensors[name] for lane in self._lanes]))
-        self._facts_there, self._taken_in_a_row = [lane.facts for lane in self._lanes], 0
 
     def _pairs(self, lanes: Sequence[Lane]) -> list[tuple[Tensor, Tensor]]:
         """Pair each lane's values and optimiser state with its client's own."""
         own = [(self._rows[k], lane.vector) for k, lane in enumerate(lanes)]
         return own + self._optimizer.pairs([lane.optimizer.live() for lane in lanes])
-
-    def _laid_out_before(self) -> int:
-        """Return where the first step due is among those that the same clients' last run laid out; 0: not there."""
-        pairs = list(zip(self._lanes, self._laid_out, strict=False))
-        aheads = {lane.first - first for lane, (first, _) in pairs}
-        if len(aheads) != 1:
-            return 0
-        ahead = aheads.pop()
-        due_there = (min(ahead + len(lane.sizes), self._num_staged) for lane, _ in pairs)
-        are_there = all(end <= count for end, (_, count) in zip(due_there, self._laid_out, strict=True))
-        return ahead if 0 < ahead < self._num_staged and are_there else 0
-
-    def _next_batch(self, tick: int) -> bool:
-        """Put the batches of the step ``tick`` in place, counted from the first due; says whether some have none."""
-        at = (self._ahead + tick) % self._num_staged
-        if not at:
-            self._stage(tick)
-            self._mark_active(tick)
-        if self._num_staged > 1:
-            for place, staged in zip(self._places, self._staged, strict=True):
-                place.copy_(staged[at])
-        return any(tick >= len(lane.sizes) for lane in self._lanes)
-
-    def _stage(self, tick: int) -> None:
-        """Lay out the batches of T steps from ``tick`` on, for clients that go on those behind the sync point, too."""
-        *staged, positions, _ = self._staged
-        self._laid_out = []
-        for k, lane in enumerate(self._lanes[: self._num_clients]):
-            # As many ahead as were taken in a row, so that at most half is in vain where others come in between.
-            ahead = self._taken_in_a_row if self._num_staged > 1 else 0
-            sizes = lane.sizes_from(tick, min(self._num_staged, max(len(lane.sizes) - tick, ahead)))
-            self._laid_out.append((lane.first + tick, len(sizes)))
-            if not sizes:
-                continue  # it goes on with its last batch, to no effect
-            inputs, targets = lane.batches(lane.first + tick, len(sizes))
-            if min(sizes) < lane.batch_size:
-                inputs, targets = _filled_up(inputs, targets, sizes, lane.batch_size)
-            for rows, values in zip(staged, (*all_of(inputs), targets), strict=False):
-                rows[: len(sizes), k].copy_(values.view(len(sizes), *rows.shape[2:]))
-            if self._draws.noise:
-                self._draw(k, tick, inputs, sizes)
-        for rows in staged:
-            rows[:, self._num_clients :] = rows[:, :1]
-        steps = torch.arange(tick, tick + self._num_staged).unsqueeze(1)
-        positions.copy_(steps + torch.tensor([lane.first for lane in self._lanes]))
-
-    def _mark_active(self, tick: int) -> None:
-        """Say of the steps that are laid out, of which ``tick`` is one, in which lanes they are due."""
-        due = [len(lane.sizes) for lane in self._lanes]
-        if len(set(due)) == 1:
-            self._staged[-1].fill_(True)  # of a step that is none's nobody asks
-            return
-        steps = torch.arange(self._num_staged).unsqueeze(1) + tick - (self._ahead + tick) % self._num_staged
-        self._staged[-1].copy_(steps < torch.tensor(due))
-
-    def _draw(self, k: int, tick: int, inputs: Inputs, sizes: Sequence[int]) -> None:
-        """Draw the noise of a lane's steps from ``tick`` on, of so many samples each; their inputs are filled up."""
-        lane, noise = self._lanes[k], self._staged[-2 - len(self._draws.noise) : -2]
-        places = list(zip(*(rows[:, k].unbind() for rows in noise), strict=True))
-        drawn: list[tuple[Tensor, Tensor]] = []
-        for step, size in enumerate(sizes):
-            if not self._draws.knows(size):
-                own = taken(inputs, slice(step * lane.batch_size, step * lane.batch_size + size))
-                copied = self._layout.model(lane.vector.clone())
-                self._draws.note(size, dropout_calls(lane.slot.module, copied, own))
-            drawn += self._draws.drawn(places[step], lane.seed(lane.first + tick + step), size)
-        torch._foreach_copy_([place for place, _ in drawn], [values for _, values in drawn])
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -382,19 +296,11 @@ class Tile:
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy each second tensor into the first: on a GPU in one launch, and where it can't be done none of them."""
+    """Copy each second tensor into the first: on a GPU in one launch for each type of values.
+
+    What comes from another device is fetched before: where that fails, nothing has been changed.
+    """
     values = [value.to(place.device) for place, value in pairs]
     for kind in {(value.device, value.dtype) for value in values}:
         at = [k for k, value in enumerate(values) if (value.device, value.dtype) == kind]
         torch._foreach_copy_([pairs[k][0] for k in at], [values[k] for k in at])
-
-
-def _filled_up(inputs: Inputs, targets: Tensor, sizes: Sequence[int], size: int) -> tuple[Inputs, Tensor]:
-    """Fill batches [sum of sizes, ...] up with their first sample, and with no targets, to one size each."""
-    starts = torch.tensor([0, *sizes]).cumsum(0)[:-1].unsqueeze(1)
-    offsets = torch.arange(size).expand(len(sizes), -1)
-    missing = offsets >= torch.tensor(sizes).unsqueeze(1)
-    index = (starts + offsets.masked_fill(missing, 0)).flatten().to(targets.device)
-    targets = targets.index_select(0, index)
-    targets[missing.flatten().to(targets.device)] = _NO_TARGET
-    return each(lambda values: values.index_select(0, index), inputs), targets
