@@ -73,7 +73,7 @@ class TwoSpeed(Pacing):
         sync_rule: authors: the step before the last does not synchronise, as the paper's costs have it; paper: it
             does.
         idle_clients: With high_only, whether the others' unchanged models count in the round's average: exclude (the
-            paper) or authors (their program).
+            paper's words) or authors (its program, from which its figures are).
 
     Source: DynamicFL, Algorithm 1. Whoever synchronises after a step is averaged with all others that do, and the
     average goes to them alone.
