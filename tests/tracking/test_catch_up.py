@@ -103,14 +103,11 @@ class Trouble(Observer):
             self._store.unlink()
 
 
-def in_new_process(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """MLflow keeps connections to a file that was deleted, as long as its process lives."""
-    done = subprocess.run([sys.executable, "-m", "fedsweep", *command], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout
-
-
-def in_this_process(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    return main(list(command)), capsys.readouterr().out
+def play(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = main(list(command))
+    out, err = capsys.readouterr()
+    sys.stderr.write(err)  # where pytest shows it if the test fails
+    return code, out
 
 
 @pytest.mark.slow
@@ -120,7 +117,6 @@ def in_this_process(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
         ("locked", 0, ("run", "--resume", "run")),
         ("locked", 3, ("sync", "run")),
         ("damaged", 3, ("run", "--resume", "run")),
-        pytest.param("deleted", 3, ("sync", "run"), marks=pytest.mark.slow),  # in three new processes
     ],
 )
 def test_a_store_that_comes_back_gets_all(
@@ -135,23 +131,26 @@ def test_a_store_that_comes_back_gets_all(
     trouble = Trouble(store, kind, before=before)
     with trouble.stack:
         api.run("tiny.yaml", out="run", observers=[trouble])
-        if kind != "deleted":
-            assert main(list(command)) == 2  # it is not back yet
+        assert main(list(command)) == 2  # it is not back yet
     if kind == "damaged":
         shutil.copy(empty_store, store)
-    assert not store.exists() or points(store) != whole
-    call = in_new_process if kind == "deleted" else in_this_process
+    assert points(store) != whole
     capsys.readouterr()
-    code, out = call(command, capsys)
+    code, out = play(command, capsys)
     assert code == 0 and "MLflow has everything of it now" in out
     assert points(store) == whole and runs(store) == ["FINISHED"]
-    code, out = call(command, capsys)
+    code, out = play(command, capsys)
     assert code == 0 and out.endswith("MLflow has everything of it\n")
     assert points(store) == whole
-    if kind == "deleted":  # once more, when it had everything
-        store.unlink()
-        assert "MLflow has everything of it now" in in_new_process(command, capsys)[1]
-        assert points(store) == whole
+
+
+@pytest.mark.slow
+def test_a_store_that_was_deleted_is_made_again(store: Path, whole: Keys, capsys: pytest.CaptureFixture[str]) -> None:
+    api.run("tiny.yaml", out="run", observers=[Trouble(store, "deleted", before=3)])
+    assert points(store) == whole and runs(store) == ["FINISHED"]
+    store.unlink()  # once more, when it has everything
+    assert play(("sync", "run"), capsys) == (0, f"{Path('run').absolute()}: MLflow has everything of it now\n")
+    assert points(store) == whole and runs(store) == ["FINISHED"]
 
 
 def test_a_second_writer_takes_over_and_nothing_is_there_twice(store: Path, tmp_path: Path) -> None:

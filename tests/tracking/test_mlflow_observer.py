@@ -342,6 +342,13 @@ def test_without_the_earlier_run_a_new_one_has_everything(store: Path, folder: P
     assert points(store, second, "lr") == [(1, 0.1)]
 
 
+def test_a_store_that_is_deleted_meanwhile_is_made_again(store: Path, folder: Path) -> None:
+    run = Played(store, folder, records=(record(1),))
+    store.unlink()
+    run.round_done(record(2))
+    assert points(store, run, "test_loss") == [(1, 1.0), (2, 0.5)] and number_of_runs(store) == 1
+
+
 def test_infinite_figures_are_nan_and_a_tag(store: Path, folder: Path) -> None:
     observer = Played(store, folder)
     observer.round_done(record(1, test_loss=math.nan, test_accuracy=math.nan))

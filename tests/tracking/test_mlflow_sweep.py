@@ -162,11 +162,32 @@ def test_rounds_that_are_played_again_after_a_retry_are_logged_once(make: Make, 
     for last in (3, 1, 2, 4):  # the checkpoint held one
         RunFolder(one.folder).write_rounds([record(k, timestamp_ms=10 * last + k) for k in range(1, last + 1)])
         tracker.round_done(one)
-        tracker._syncs[one.folder.name].send()
+        tracker._send_all()
     finished(one, 4, timestamp_ms=99)
     tracker.finish([one], status="finished")
     assert steps(store, "train_loss") == expected([one], 4)
     assert set(steps(store, "by_bytes/test_accuracy").values()) == {1}
+
+
+def test_a_store_that_is_deleted_meanwhile_gets_all_trials_under_a_new_parent(
+    make: Make, store: Path, tmp_path: Path
+) -> None:
+    tracker = make(every_s=60.0)
+    one, other = trials = [trial(tmp_path / "sweep", k) for k in (1, 2)]
+    finished(one, 2)
+    tracker.trial_done(one)
+    RunFolder(other.folder).write_rounds([record(1)])
+    tracker.round_done(other)
+    tracker._send_all()
+    earlier = tracker._parent.run_id
+    store.unlink()
+    tracker._send_all()
+    assert steps(store, "train_loss") == {(other.folder.name, 1): 1}
+    finished(other, 2)
+    tracker.finish(trials, status="finished", figures={"best_setting/test_accuracy": 0.5})
+    assert steps(store, "train_loss") == expected(trials, 2)
+    assert children(store) == [(tracker._parent.run_id, "FINISHED")] * 2 and tracker._parent.run_id != earlier
+    assert all(is_complete(folder, sqlite_uri(store)) for folder in (tmp_path / "sweep", one.folder, other.folder))
 
 
 def interrupted_twice(make: Make, store: Path, folder: Path, *, num_trials: int, rounds: int) -> None:
@@ -209,7 +230,7 @@ def test_a_parent_that_could_not_be_ended_is_not_complete(
     finished(one, 2)
     tracker, end = make(), MlflowRun.end
     monkeypatch.setattr(mlflow_sweep, "_warn", lambda text: None)
-    parent = tracker._begun[0].run_id if tracker._begun else ""
+    parent = tracker._parent.run_id
 
     def locked(run: MlflowRun, status: str, **options: Any) -> None:
         if run.run_id == parent:

@@ -204,17 +204,20 @@ def note_sent(folder: Path, uri: str, digest: str | None) -> None:
 
 def is_complete(folder: Path, uri: str) -> bool:
     """Check that a store has everything of a run, by the folder's note; a file of ours is asked for the run itself."""
-    saved, file = _saved(folder, uri), sqlite_path(uri)
-    if not isinstance(saved.get("sent"), str) or not (file is None or _has_run(file, str(saved.get("mark")))):
+    sent = _saved(folder, uri).get("sent")
+    if not isinstance(sent, str) or not is_there(folder, uri):
         return False
     try:
-        return bool(saved["sent"] == digest_of(folder))
+        return sent == digest_of(folder)
     except OSError:
         return False
 
 
-def _has_run(file: Path, mark: str) -> bool:
-    """Check that a sqlite store has a run with a mark; deleted ones do not count."""
+def is_there(folder: Path, uri: str) -> bool:
+    """Check that a sqlite store has the run that a folder names, undeleted; any other store is taken to have it."""
+    file, mark = sqlite_path(uri), str(_saved(folder, uri).get("mark"))
+    if file is None:
+        return True
     run = "SELECT 1 FROM tags JOIN runs USING (run_uuid) WHERE key = ? AND value = ? AND lifecycle_stage = 'active'"
     with (
         contextlib.suppress(sqlite3.Error),

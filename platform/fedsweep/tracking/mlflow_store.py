@@ -55,6 +55,8 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    # A connection that is kept goes on with pages of a file that has been put back or replaced since.
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 # They write tracebacks and retries of what is reported in one line anyway.

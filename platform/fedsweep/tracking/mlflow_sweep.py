@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.errors import FedsweepError, ResourceError
 from fedsweep.runs.background import AT_MOST_S, BackgroundCall, NoAnswer
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.tracking.mlflow_run import MlflowRun, digest_of, is_complete, note_sent
+from fedsweep.tracking.mlflow_run import MlflowRun, digest_of, is_complete, is_there, note_sent
 from fedsweep.tracking.mlflow_store import PATIENCE_S, probe_store, quiet_mlflow, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync, status_in
 from fedsweep.tracking.rows import Point, telling
@@ -52,10 +52,13 @@ class SweepTracker:
     experiment: str | None
     folder: Path
     rewrites: bool = False
+    _trials: dict[str, RunInfo] = field(default_factory=dict, init=False)
     _syncs: dict[str, FolderSync] = field(default_factory=dict, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)
-    _begun: tuple[MlflowRun, BackgroundCall[None]] | None = field(default=None, init=False)
+    _begin: Callable[[], None] = field(init=False)
+    _parent: MlflowRun = field(init=False)
+    _call: BackgroundCall[None] | None = field(default=None, init=False)
     _end: Callable[[], None] = field(default=lambda: None, init=False)
     _trouble: str = field(default="", init=False)
 
@@ -65,39 +68,35 @@ class SweepTracker:
         Raises:
             ResourceError: The store can't be used, or does not answer.
         """
+        wanted = self.experiment
 
-        def begin() -> MlflowRun:
+        def begin() -> None:
             own = {"fedsweep.kind": "sweep", **tags}
             with quiet_mlflow():
-                run = MlflowRun.begin(self.uri, experiment=self.experiment, name=name, tags=own, folder=self.folder)
+                run = MlflowRun.begin(self.uri, experiment=wanted, name=name, tags=own, folder=self.folder)
                 self.experiment = run.experiment()
                 run.log_params(telling(config))
-                return run
+            self._parent, self._syncs = run, {}
 
+        self._begin = begin
         try:
-            parent = BackgroundCall(begin).wait()
+            BackgroundCall(begin).wait()
         except Exception as error:  # MLflow's, SQLAlchemy's, requests'
             if isinstance(error, FedsweepError) and not isinstance(error, NoAnswer):
                 raise
             raise ResourceError(f"tracking.uri: the store {self.uri} can't be used: {reason_of(error)}") from error
-        self._begun = parent, BackgroundCall(self._follow)
+        self._call = BackgroundCall(self._follow)
 
     def round_done(self, trial: RunInfo) -> None:
         """Note that a trial gets on; returns at once."""
-        if trial.folder.name not in self._syncs:
-            self._add(trial)
+        self._trials.setdefault(trial.folder.name, trial)
 
     def trial_done(self, trial: RunInfo) -> None:
         """Note that a trial's folder is complete; returns at once."""
         if self.rewrites and status_in(trial.folder) != "finished":
             return  # a resumed sweep goes on with it
-        self._add(trial)
+        self._trials.setdefault(trial.folder.name, trial)
         self._ended.add(trial.folder.name)
-
-    def _add(self, trial: RunInfo) -> None:
-        if self._begun is not None and self.experiment is not None:
-            child = replace(trial, tags={**trial.tags, "mlflow.parentRunId": self._begun[0].run_id})
-            self._syncs.setdefault(trial.folder.name, FolderSync(self.uri, experiment=self.experiment, info=child))
 
     def finish(
         self,
@@ -117,9 +116,8 @@ class SweepTracker:
             figures: The parent's metrics.
             timestamp_ms: Of these, Unix time in milliseconds.
         """
-        if self._begun is None:
+        if self._call is None:
             return
-        parent, call = self._begun
         points = [Point(name, value, timestamp_ms, 0) for name, value in (figures or {}).items()]
         played = [trial for trial in trials if (trial.folder / CONFIG).is_file()]
         if self.rewrites:
@@ -131,6 +129,7 @@ class SweepTracker:
             self._send_all()
             probe_store(self.uri, patience_s=self._patience_s)
             with quiet_mlflow():
+                parent = self._parent
                 parent.log_points([point for point in points if parent.metrics.get(point.key) != point.value], {})
                 for path in files:
                     if path.is_file():
@@ -141,7 +140,7 @@ class SweepTracker:
         self._end, incomplete = end, 0
         self._over.set()
         try:
-            call.wait(at_most_s=AT_MOST_S + _TRIAL_S * len(played))
+            self._call.wait(at_most_s=AT_MOST_S + _TRIAL_S * len(played))
         except Exception as error:  # the store's own, SQLAlchemy's, requests': none of them may end a sweep
             self._trouble, incomplete = reason_of(error), 1
         incomplete += sum(not is_complete(trial.folder, self.uri) for trial in played)
@@ -170,15 +169,27 @@ class SweepTracker:
         Raises:
             ResourceError: The store can't be written; the others were not tried.
         """
-        for name, sync in list(self._syncs.items()):
-            is_over = name in self._ended
-            if ((self._over.is_set() or self.rewrites) and not is_over) or not (sync.folder / CONFIG).is_file():
+        try:
+            probe_store(self.uri, patience_s=self._patience_s)
+            if not is_there(self.folder, self.uri):
+                self._begin()  # the store's file was deleted, and the trials' parent with it
+        except Exception as error:
+            self._trouble = reason_of(error)
+            raise
+        for name, trial in list(self._trials.items()):
+            is_over, folder = name in self._ended, trial.folder
+            if ((self._over.is_set() or self.rewrites) and not is_over) or not (folder / CONFIG).is_file():
                 continue  # it is sent whole at its end; or it broke down before it began
             try:
-                if not is_complete(sync.folder, self.uri):
-                    sync.send(status_in(sync.folder) if is_over else None, patience_s=self._patience_s)
+                if not is_complete(folder, self.uri):
+                    sync = self._syncs.setdefault(name, self._sync_of(trial))
+                    sync.send(status_in(folder) if is_over else None, patience_s=self._patience_s)
                 if is_over:
-                    del self._syncs[name]
+                    del self._trials[name]
             except Exception as error:
                 self._trouble = reason_of(error)
                 probe_store(self.uri, patience_s=_SHORT_PATIENCE_S)
+
+    def _sync_of(self, trial: RunInfo) -> FolderSync:
+        child = replace(trial, tags={**trial.tags, "mlflow.parentRunId": self._parent.run_id})
+        return FolderSync(self.uri, experiment=self.experiment or "", info=child)

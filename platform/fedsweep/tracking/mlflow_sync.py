@@ -31,7 +31,15 @@ from fedsweep.runs.run_folder import (
     RunFolder,
 )
 from fedsweep.runs.targets import TargetWatch
-from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, digest_of, is_complete, key_text, note_sent
+from fedsweep.tracking.mlflow_run import (
+    METRICS_PER_BATCH,
+    MlflowRun,
+    digest_of,
+    is_complete,
+    is_there,
+    key_text,
+    note_sent,
+)
 from fedsweep.tracking.mlflow_store import (
     PATIENCE_S,
     check_store,
@@ -83,6 +91,8 @@ class FolderSync:
         """
         try:
             probe_store(self._uri, patience_s=patience_s)
+            if not is_there(self.folder, self._uri):
+                self._run = None  # the store's file, or the run in it, was deleted: it lacks everything
             with quiet_mlflow():
                 self._send(status)
         except BaseException:
