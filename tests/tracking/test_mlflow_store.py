@@ -180,6 +180,14 @@ def test_a_lock_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path) -> Non
         open_store(sqlite_uri(tmp_path / "mlflow.db"))
 
 
+@pytest.mark.parametrize("name", ["POOL_SIZE", "MAX_OVERFLOW"])
+def test_a_pool_that_the_user_sizes_is_theirs(store: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"MLFLOW_SQLALCHEMYSTORE_{name}", "3")
+    monkeypatch.delenv("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", raising=False)
+    open_store(sqlite_uri(store)).search_experiments()
+    assert "MLFLOW_SQLALCHEMYSTORE_POOLCLASS" not in os.environ
+
+
 def test_a_deleted_experiment_is_named(store: Path) -> None:
     client = open_store(sqlite_uri(store))
     number = client.create_experiment("gone")

@@ -4,7 +4,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,28 @@ def test_a_store_that_is_deleted_meanwhile_gets_all_trials_under_a_new_parent(
     assert steps(store, "train_loss") == expected(trials, 2)
     assert children(store) == [(tracker._parent.run_id, "FINISHED")] * 2 and tracker._parent.run_id != earlier
     assert all(is_complete(folder, sqlite_uri(store)) for folder in (tmp_path / "sweep", one.folder, other.folder))
+
+
+def test_a_parent_that_was_begun_by_half_is_begun_again(
+    make: Make, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker, one = make(every_s=60.0), trial(tmp_path / "sweep", 1)
+    earlier, log_params = tracker._parent.run_id, MlflowRun.log_params
+    store.unlink()
+
+    def locked(run: MlflowRun, config: Mapping[str, Any]) -> None:
+        monkeypatch.setattr(MlflowRun, "log_params", log_params)
+        raise OSError("the store is locked")
+
+    monkeypatch.setattr(MlflowRun, "log_params", locked)
+    finished(one, 2)
+    tracker.trial_done(one)
+    tracker._send_all()
+    assert tracker._trouble == "the store is locked" and tracker._parent.run_id == earlier
+    tracker._send_all()
+    assert children(store) == [(tracker._parent.run_id, "FINISHED")] and tracker._parent.run_id != earlier
+    assert not tracker._syncs  # it would keep the rounds of all trials
+    tracker.finish([one], status="finished")
 
 
 def interrupted_twice(make: Make, store: Path, folder: Path, *, num_trials: int, rounds: int) -> None:

@@ -55,10 +55,9 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    # A connection that is kept goes on with pages of a file that has been put back or replaced since.
-    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+_POOL = "MLFLOW_SQLALCHEMYSTORE_POOL"
 # They write tracebacks and retries of what is reported in one line anyway.
 _CHATTY = ("mlflow.store.db.utils", "alembic", "urllib3.connectionpool")
 
@@ -244,6 +243,9 @@ def _client(uri: str, *, named: str | None = None) -> MlflowClient:
         from mlflow.tracking import MlflowClient
 
         _bound_answers()
+        # A connection that is kept goes on with pages of a file that was deleted or replaced. No pool has a size.
+        if uri.startswith(_SQLITE) and not {f"{_POOL}_SIZE", "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW"} & {*os.environ}:
+            os.environ.setdefault(f"{_POOL}CLASS", "NullPool")
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
     except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike

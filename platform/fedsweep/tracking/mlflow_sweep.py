@@ -58,6 +58,7 @@ class SweepTracker:
     _over: threading.Event = field(default_factory=threading.Event, init=False)
     _begin: Callable[[], None] = field(init=False)
     _parent: MlflowRun = field(init=False)
+    _has_parent: bool = field(default=False, init=False)
     _call: BackgroundCall[None] | None = field(default=None, init=False)
     _end: Callable[[], None] = field(default=lambda: None, init=False)
     _trouble: str = field(default="", init=False)
@@ -71,12 +72,12 @@ class SweepTracker:
         wanted = self.experiment
 
         def begin() -> None:
-            own = {"fedsweep.kind": "sweep", **tags}
+            self._has_parent, own = False, {"fedsweep.kind": "sweep", **tags}
             with quiet_mlflow():
                 run = MlflowRun.begin(self.uri, experiment=wanted, name=name, tags=own, folder=self.folder)
                 self.experiment = run.experiment()
                 run.log_params(telling(config))
-            self._parent, self._syncs = run, {}
+            self._parent, self._has_parent, self._syncs = run, True, {}
 
         self._begin = begin
         try:
@@ -127,7 +128,7 @@ class SweepTracker:
             for trial in played:
                 self.trial_done(trial)
             self._send_all()
-            probe_store(self.uri, patience_s=self._patience_s)
+            self._keep_parent()
             with quiet_mlflow():
                 parent = self._parent
                 parent.log_points([point for point in points if parent.metrics.get(point.key) != point.value], {})
@@ -169,26 +170,27 @@ class SweepTracker:
         Raises:
             ResourceError: The store can't be written; the others were not tried.
         """
-        try:
-            probe_store(self.uri, patience_s=self._patience_s)
-            if not is_there(self.folder, self.uri):
-                self._begin()  # the store's file was deleted, and the trials' parent with it
-        except Exception as error:
-            self._trouble = reason_of(error)
-            raise
         for name, trial in list(self._trials.items()):
             is_over, folder = name in self._ended, trial.folder
             if ((self._over.is_set() or self.rewrites) and not is_over) or not (folder / CONFIG).is_file():
                 continue  # it is sent whole at its end; or it broke down before it began
             try:
                 if not is_complete(folder, self.uri):
+                    self._keep_parent()
                     sync = self._syncs.setdefault(name, self._sync_of(trial))
                     sync.send(status_in(folder) if is_over else None, patience_s=self._patience_s)
                 if is_over:
                     del self._trials[name]
+                    self._syncs.pop(name, None)  # it keeps the trial's rounds
             except Exception as error:
                 self._trouble = reason_of(error)
                 probe_store(self.uri, patience_s=_SHORT_PATIENCE_S)
+
+    def _keep_parent(self) -> None:
+        """Begin the parent again where the store's file was deleted, and it with it."""
+        probe_store(self.uri, patience_s=self._patience_s)
+        if not (self._has_parent and is_there(self.folder, self.uri)):
+            self._begin()
 
     def _sync_of(self, trial: RunInfo) -> FolderSync:
         child = replace(trial, tags={**trial.tags, "mlflow.parentRunId": self._parent.run_id})
