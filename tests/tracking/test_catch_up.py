@@ -144,6 +144,35 @@ def test_a_store_that_comes_back_gets_all(
     assert points(store) == whole
 
 
+class Backup(Observer):
+    """Copies the store while the run goes on."""
+
+    def __init__(self, store: Path, to: Path) -> None:
+        self._store, self._to = store, to
+
+    def round_done(self, record: RoundRecord) -> None:
+        if record.round == 3:
+            while not runs(self._store):  # the run is begun there
+                time.sleep(0.01)
+            with (
+                contextlib.closing(sqlite3.connect(self._store)) as base,
+                contextlib.closing(sqlite3.connect(self._to)) as to,
+            ):
+                base.backup(to)
+
+
+def test_a_store_that_is_put_back_from_a_copy_gets_what_came_later(
+    store: Path, tmp_path: Path, whole: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.run("tiny.yaml", out="run", observers=[Backup(store, tmp_path / "copy.db")])
+    assert points(store) == whole
+    shutil.copy(tmp_path / "copy.db", store)
+    assert points(store) != whole and runs(store) == ["RUNNING"]
+    code, out = play(("sync", "run"), capsys)
+    assert code == 0 and out.endswith("MLflow has everything of it now\n")
+    assert points(store) == whole and runs(store) == ["FINISHED"]
+
+
 @pytest.mark.slow
 def test_a_store_that_was_deleted_is_made_again(store: Path, whole: Keys, capsys: pytest.CaptureFixture[str]) -> None:
     api.run("tiny.yaml", out="run", observers=[Trouble(store, "deleted", before=3)])

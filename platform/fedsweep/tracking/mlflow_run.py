@@ -203,9 +203,12 @@ def note_sent(folder: Path, uri: str, digest: str | None) -> None:
 
 
 def is_complete(folder: Path, uri: str) -> bool:
-    """Check that a store has everything of a run, by the folder's note; a file of ours is asked for the run itself."""
+    """Check that a store has everything of a run, by the folder's note; a file of ours is asked for the run itself.
+
+    A file that was put back from a copy may have the run as it was while it went on.
+    """
     sent = _saved(folder, uri).get("sent")
-    if not isinstance(sent, str) or not is_there(folder, uri):
+    if not isinstance(sent, str) or _status(folder, uri) in (None, "RUNNING"):
         return False
     try:
         return sent == digest_of(folder)
@@ -215,16 +218,22 @@ def is_complete(folder: Path, uri: str) -> bool:
 
 def is_there(folder: Path, uri: str) -> bool:
     """Check that a sqlite store has the run that a folder names, undeleted; any other store is taken to have it."""
+    return _status(folder, uri) is not None
+
+
+def _status(folder: Path, uri: str) -> str | None:
+    """Return the status of the run that a folder names in a sqlite store; None: it is not there, or was deleted."""
     file, mark = sqlite_path(uri), str(_saved(folder, uri).get("mark"))
     if file is None:
-        return True
-    run = "SELECT 1 FROM tags JOIN runs USING (run_uuid) WHERE key = ? AND value = ? AND lifecycle_stage = 'active'"
+        return ""
+    active = "FROM tags JOIN runs USING (run_uuid) WHERE key = ? AND value = ? AND lifecycle_stage = 'active'"
     with (
         contextlib.suppress(sqlite3.Error),
         contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db,
     ):
-        return db.execute(run, (_MARK, mark)).fetchone() is not None
-    return False
+        row = db.execute(f"SELECT status {active}", (_MARK, mark)).fetchone()
+        return None if row is None else str(row[0])
+    return None
 
 
 def key_text(text: str) -> str:
