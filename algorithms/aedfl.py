@@ -60,6 +60,7 @@ class OwnPace(Pacing):
     """
 
     has_hubs: ClassVar[bool] = True
+    has_server: ClassVar[bool] = False
     draws_candidates: ClassVar[bool] = True
 
     method: str

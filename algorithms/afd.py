@@ -8,7 +8,7 @@ Shape letters: U units of the network, groups one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
@@ -78,7 +78,7 @@ class ScoredUnits(SubModelPolicy):
         """
         if self.keep < 1:
             unit_groups_of(context.model, method="afd")
-        return {"known": {}, "drawn": {}, "reused": 0.0}
+        return {"known": {}, "drawn": {}, "heard": {}, "reused": 0.0}
 
     def _owner(self, client: int) -> int:
         return client if self.scores == "client" else _EVERYBODY
@@ -118,18 +118,21 @@ class ScoredUnits(SubModelPolicy):
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """Compare each owner's loss with its last one."""
-        # Who took no step has NaN for a loss, and would spoil the mean of a shared map.
-        trained = [u for u in updates if isfinite(u.train_loss)]
-        if not sync.ends_round or not trained:
-            return state
+        heard = dict(state["heard"])
+        for u in updates:
+            # It counts from the model that came last. Who took no step has NaN, and would spoil a shared map's mean.
+            if isfinite(u.train_loss):
+                heard[u.client] = {**heard.get(u.client, {}), u.anchor_version: (u.train_loss, u.steps, u.num_samples)}
+        if not sync.ends_round:
+            return {**state, "heard": heard}
         records = dict(state["known"])
         for owner, units in state["drawn"].items():
-            own = [u for u in trained if self._owner(u.client) == owner]
+            own = [_of_round(heard[k].values()) for k in sorted(heard) if self._owner(k) == owner]
             if own:
-                samples = sum(u.num_samples for u in own)
-                loss = sum(u.train_loss * (u.num_samples / samples) for u in own)
+                samples = sum(num_samples for _, num_samples in own)
+                loss = sum(loss * (num_samples / samples) for loss, num_samples in own)
                 records[owner] = self._judged(records.get(owner), units, loss)
-        return {**state, "known": records}
+        return {**state, "known": records, "heard": {}}
 
     def _judged(self, old: State, units_U: Tensor, loss: float) -> State:
         """Return an owner's map, units and loss after a round."""
@@ -154,6 +157,12 @@ class ScoredUnits(SubModelPolicy):
 def _units_by_group(groups: Sequence[UnitGroup], units_U: Tensor) -> dict[str, tuple[int, ...]]:
     parts = torch.split(units_U, [group.size for group in groups])
     return {g.name: tuple(int(i) for i in part.nonzero().flatten()) for g, part in zip(groups, parts, strict=True)}
+
+
+def _of_round(jobs: Iterable[tuple[float, int, int]]) -> tuple[float, int]:
+    """Return a client's mean loss over the steps of its jobs, given as loss, steps and samples; and its samples."""
+    losses, steps, samples = zip(*jobs, strict=True)
+    return sum(loss * (taken / sum(steps)) for loss, taken in zip(losses, steps, strict=True)), samples[-1]
 
 
 @with_card(

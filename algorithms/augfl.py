@@ -96,6 +96,7 @@ class MetaStep(LocalTerm):
 
     stateful: ClassVar[bool] = True
     needs_share: ClassVar[bool] = True
+    sets_params: ClassVar[bool] = True
     name: str = "augfl"
     adaptation_rate: float
     penalty: float

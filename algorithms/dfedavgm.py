@@ -27,6 +27,7 @@ class HeavyBall(LocalTerm):
 
     stateful: ClassVar[bool] = True  # from a job's start to its end
     in_lanes: ClassVar[bool] = False
+    sets_params: ClassVar[bool] = True
 
     name: str = _NAME
     momentum: float

@@ -110,6 +110,7 @@ class Readjust(LocalTerm):
     sends: ClassVar[bool] = True
     stateful: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
+    sets_params: ClassVar[bool] = True
     name: str = "feddst"
 
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:

@@ -139,7 +139,8 @@ class OneModelEach(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        chosen = [int(u.extras[_CHOICE]) if _CHOICE in u.extras else 0 for u in updates]
+        # Whoever is idle has not chosen.
+        chosen = [int(u.extras[_CHOICE]) if _CHOICE in u.extras else None for u in updates]
         size = sync.layout.num_params
         # Batch norm's statistics are everybody's.
         vector = combined(updates, weights, sync)
@@ -153,7 +154,7 @@ class OneModelEach(ServerUpdate):
     def _of_cluster(
         self,
         cluster: int,
-        chosen: Sequence[int],
+        chosen: Sequence[int | None],
         updates: Sequence[ClientUpdate],
         weights: Tensor,
         before: Tensor,

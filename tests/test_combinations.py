@@ -80,7 +80,10 @@ REFUSED = {
     (
         "scaffold",
         "local_only",
-    ): "the term scaffold divides the move .* but the term local_only may have clients begin with",
+    ): "the term scaffold takes the move .* but the term local_only may have clients begin with",
+    ("feddyn", "local_only"): "the term feddyn takes the move .* but the term local_only may have clients begin with",
+    ("feddst", "scaffold"): "the term scaffold takes the move .* but the term feddst puts other values in place of",
+    ("augfl", "feddyn"): "the term feddyn takes the move .* but the term augfl puts other values in place of what a",
     ("scaffold", "fednova"): r"both have their own weighting \(Uniform and NormalizedMoves\)",
     ("feddyn", "fedadam"): r"both have their own server update \(AddMeanMove and AdaptiveServer\)",
     ("fedadam", "fedyogi"): "both have their own server update",
@@ -96,6 +99,8 @@ REFUSED = {
     ): "its clients start from one of several models .*, but NormalizedMoves knows the server's alone",
     ("ifca", "fedprox"): "its clients start from one of several models .*, but the term proximal knows the server's",
     ("ifca", "feddf"): "its clients start from one of several models .*, but Distilled knows the server's alone",
+    ("dpsgd", "fedadam"): "meet at other hubs than the server .* go with AdaptiveServer, which the server alone does",
+    ("aedfl", "feddf"): "meet at other hubs than the server .* go with Distilled, which the server alone does",
     ("hierfavg", "fedjs"): "meet at other hubs than the server .* go with a weighting by what is known of clients",
     ("hierfavg", "feddyn"): "meet at other hubs .* go with the term feddyn, which notes moves that the server adds up",
     ("fedstg", "fedad"): "its clients keep what they trained over several rounds, which does not go with sub-models",
@@ -108,6 +113,19 @@ def test_what_does_not_compose_is_refused_with_both_names_and_the_reason(pair: t
         with pytest.raises(ConfigError, match=REFUSED[pair] if names == pair else None) as refused:
             build_method({"merge": [{"name": name} for name in names]})
         assert all(name in str(refused.value) for name in names)
+
+
+@pytest.mark.parametrize("cut", ["federated_dropout", "feddrop", "afd"])
+def test_a_mean_of_whole_models_needs_shares_and_the_server(cut: str) -> None:
+    complete = {"name": cut, "aggregate": "complete"}
+    with pytest.raises(
+        ConfigError, match="weights of its NormalizedMoves are steps and no shares, but its CompleteNet"
+    ):
+        build_method({"merge": [{"name": "fednova"}, complete]})
+    with pytest.raises(ConfigError, match="go with CompleteNet, which the server alone does"):
+        build_method({"merge": [{"name": "hierfavg"}, complete]})
+    build_method({"merge": [{"name": "hierfavg"}, {"name": cut}, {"name": "fedadam"}]})  # at the server the edges meet
+    build_method({"merge": [{"name": "dpsgd"}, {"name": "moon"}]})  # its refinement changes nothing
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])

@@ -57,6 +57,7 @@ class Gossip(Pacing):
     """
 
     has_hubs: ClassVar[bool] = True
+    has_server: ClassVar[bool] = False
 
     method: str
     interval: Count | None

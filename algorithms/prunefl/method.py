@@ -67,8 +67,9 @@ class SquaredGradients(LocalTerm):
 
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         new = torch.cat([gradient.detach().flatten() for gradient in gradients.values()]).cpu()
-        total = step.memory.get("sum")
-        return {**step.memory, "sum": new if total is None else torch.as_tensor(total) + new}, None
+        total, work = step.memory.get("sum"), step.client.work
+        is_last = work is None or step.position + 1 == work.steps
+        return {**step.memory, "sum": new if total is None else torch.as_tensor(total) + new, "is_last": is_last}, None
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
         if "sum" not in memory:
@@ -77,7 +78,8 @@ class SquaredGradients(LocalTerm):
         squares = torch.as_tensor(memory["sum"]).square() * work.num_samples
         if memory.get("period") == period:
             squares = squares + torch.as_tensor(memory["squares"])
-        if work.client.round % self.every:
+        # Once in such a round, however often the client synchronises in it.
+        if work.client.round % self.every or not memory["is_last"]:
             return {"period": period, "squares": squares}, {}
         return {}, {"squares": squares}
 

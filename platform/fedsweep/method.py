@@ -92,13 +92,13 @@ class FederatedMethod:
                 f"method {self.name}: its server throws models away ({type(self.pacing).__name__}), but adds up what"
                 f" the term {min(adding)} notes of each; leave one of them out"
             )
-        dividing = [term.name for term in self.terms if term.needs_effective_steps]
-        beginning = [term.name for term in self.terms if term.has_own("prepare")]
-        if dividing and beginning:
+        reading = [term.name for term in self.terms if term.needs_effective_steps or term.adds_up]
+        parts = [f"{t.name} may have clients begin with others (prepare)" for t in self.terms if t.has_own("prepare")]
+        parts += [f"{t.name} puts other values in place of what a step led to" for t in self.terms if t.sets_params]
+        if reading and parts:
             raise ConfigError(
-                f"method {self.name}: the term {dividing[0]} divides the move from the model that was received by its"
-                f" steps, but the term {beginning[0]} may have clients begin with others (prepare); leave one of them"
-                " out"
+                f"method {self.name}: the term {reading[0]} takes the move from the model that was received for that of"
+                f" its steps, but the term {parts[0]}; leave one of them out"
             )
         if not self.pacing.carries_work():
             return
@@ -115,7 +115,12 @@ class FederatedMethod:
             )
 
     def _check_aggregation(self) -> None:
-        """Refuse what a rule other than the mean does not go with."""
+        """Refuse what a rule other than the mean, and what models that are no shares of a mean, do not go with."""
+        if self.moves_from is not None and not self.server_update.combines:
+            raise ConfigError(
+                f"method {self.name}: the weights of its {type(self.weighting).__name__} are steps and no shares, but"
+                f" its {type(self.server_update).__name__} takes a mean of the models; leave one of them out"
+            )
         if self.aggregation.plain_mean:
             return
         parts = [f"{type(self.submodels).__name__}, which gives clients parts of the model"] * self.submodels.cuts
@@ -141,6 +146,12 @@ class FederatedMethod:
         parts += ["a weighting of steps from the server's model"] if self.moves_from is not None else []
         parts += ["the codec, whose moves are from the server's model"] if self.codec.encodes else []
         parts += ["work that clients keep over several rounds"] if self.pacing.carries_work() else []
+        is_meant = self.server_update.combines if self.pacing.has_server else self.server_update.plain_mean
+        parts += [] if is_meant else [f"{type(self.server_update).__name__}, which the server alone does"]
+        if not self.pacing.has_server:
+            parts += [
+                f"{type(part).__name__}, which the server alone does" for part in self.refinements if part.changes_model
+            ]
         if parts:
             raise ConfigError(
                 f"method {self.name}: its models meet at other hubs than the server ({type(self.pacing).__name__}),"

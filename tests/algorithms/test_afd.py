@@ -12,13 +12,16 @@ from tiny import net, tiny_sync, tiny_update
 from torch import Tensor
 
 from fedsweep.algorithms.afd import ScoredUnits, afd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
+from fedsweep.algorithms.hierfavg import hierfavg
 from fedsweep.experiment.experiment import server_context
-from fedsweep.method import FederatedMethod
+from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.unit_submodel import UnitSubModel
 from fedsweep.records import ClientUpdate, RoundContext, State, SyncContext
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import layout_of
+from fedsweep.world.topology import tree
 
 torch.set_num_threads(1)
 
@@ -157,8 +160,37 @@ def test_in_a_run_falling_losses_freeze_the_units() -> None:
             assert [list(kept[g]) for g in ("fc1", "fc2")] == [u.nonzero().flatten().tolist() for u in units]
 
 
-def test_sync_points_within_a_round_are_passed_over() -> None:
+def test_a_rounds_loss_is_that_of_all_its_jobs() -> None:
+    """Two steps at 1, then four, of which the update says 2 and later, of five, 2.6: (2 + 5 x 2.6) / 7."""
     policy = ScoredUnits(keep=0.5)
-    state = {"known": {}, "drawn": {0: torch.ones(16, dtype=torch.bool)}, "reused": 0.0}
-    assert policy.learn(state, [update(0, 1.0)], replace(place(1), ends_round=False)) is state
-    assert policy.learn(state, [update(0, float("nan"))], place(1)) is state
+    state: State = {"known": {}, "drawn": {0: torch.ones(16, dtype=torch.bool)}, "heard": {}, "reused": 0.0}
+    inner = replace(place(1), ends_round=False)
+    for loss, steps, version in ((1.0, 2, 0), (2.0, 4, 1)):
+        heard = replace(update(0, loss), steps=steps, anchor_version=version)
+        state = policy.learn(state, [heard, update(1, float("nan"))], inner)
+    assert not state["known"]
+    state = policy.learn(state, [replace(update(0, 2.6), steps=5, anchor_version=1)], place(1))
+    assert state["known"][0]["loss"] == pytest.approx(15 / 7, rel=1e-15) and not state["heard"]
+    assert policy.learn(state, [update(0, float("nan"))], place(2)) == state
+
+
+def test_with_sync_points_inside_rounds_it_learns_from_every_step() -> None:
+    made = tiny_experiment(merge(afd(keep=0.5), dynamicsgd()), build=net, local_steps=6, cohort_size=2, sizes=(16,) * 6)
+    engine = local_engine(made)
+    state = run_rounds(engine, rounds=1)
+    records = state.components["submodels"]["known"]
+    played = play_round(engine)
+    for client, total in played.totals.items():
+        assert total.steps == 6 and records[client]["loss"] == pytest.approx(total.loss_sum / 6, rel=1e-12)
+
+
+def test_at_an_edge_it_learns_of_the_clients() -> None:
+    """One edge that waits for a round's end is the server."""
+    options: dict[str, Any] = {"build": net, "sizes": SIZES, "cohort_size": 6, "rounds": 3}
+    alone = run_rounds(local_engine(tiny_experiment(afd(keep=0.5), **options)))
+    edge = tree(num_clients=6, edges=1)
+    own = run_rounds(local_engine(tiny_experiment(merge(afd(keep=0.5), hierfavg()), topology=edge, **options)))
+    assert [record.extra["dropout_reused"] for record in own.records] == [
+        r.extra["dropout_reused"] for r in alone.records
+    ]
+    assert any(record.extra["dropout_reused"] for record in own.records)

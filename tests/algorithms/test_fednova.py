@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
 from tiny import normed, run, vector
 from torch import Tensor, nn
 
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fednova import NormalizedMoves, fednova, normalised
@@ -68,6 +70,20 @@ def test_the_golden_rounds_with_momentum(golden: Golden, nesterov: bool, first: 
 def test_equal_steps_are_fedavg_bit_for_bit(momentum: float) -> None:
     options = {"sizes": UNEQUAL, "local_steps": 7, "optimizer": OptimizerSettings(momentum=momentum)}
     assert torch.equal(vector(fednova(), **options), vector(fedavg(), **options))
+
+
+@pytest.mark.parametrize("keep", ["persist", "average"])
+def test_momentum_that_outlives_a_round_takes_equal_steps(keep: Literal["persist", "average"]) -> None:
+    """Otherwise a move is not what its steps are worth: with two quadratics it climbed."""
+    optimizer = OptimizerSettings(momentum=0.9, keep=keep)
+    with pytest.raises(ConfigError, match=f"NormalizedMoves divides .* training.optimizer_state is {keep};"):
+        check_experiment(tiny_experiment(fednova(), optimizer=optimizer))
+    with pytest.raises(ConfigError, match="NormalizedMoves divides moves by steps"):
+        check_experiment(tiny_experiment(merge(fednova(), dynamicfl()), optimizer=optimizer, local_steps=7))
+    for options in ({"local_steps": 7}, {"equal_steps": True}):
+        same = {"sizes": UNEQUAL, "optimizer": optimizer, **options}
+        check_experiment(tiny_experiment(fednova(), **same))  # type: ignore[arg-type]
+        assert torch.equal(vector(fednova(), **same), vector(fedavg(), **same))
 
 
 def test_unequal_steps_are_not_fedavg() -> None:

@@ -20,6 +20,7 @@ from fedsweep.algorithms.dpsgd import dpsgd
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.decentralized import aedfl_feddhad
+from fedsweep.algorithms.fedopt import fedavgm
 from fedsweep.algorithms.hierfavg import hierfavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components import Uniform
@@ -27,7 +28,7 @@ from fedsweep.engine.engine import Engine
 from fedsweep.engine.hubs.merging import consensus_distance
 from fedsweep.errors import ConfigError
 from fedsweep.fleet.fleet import LocalFleet
-from fedsweep.method import FederatedMethod
+from fedsweep.method import FederatedMethod, merge
 from fedsweep.testing import golden_problem, local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.testing.subject import small_network
 from fedsweep.testing.worlds import tiny_device, with_devices
@@ -112,6 +113,27 @@ def test_edges_keep_their_models_where_the_server_averages_rarely() -> None:
     traffic = ledger.traffic({})
     assert traffic.peers is not None and int(traffic.num_bytes.sum()) == ledger.total_bytes
     assert sorted(zip(traffic.clients.tolist(), traffic.peers.tolist(), strict=True))[:2] == [(-3, -1), (-2, -1)]
+
+
+TWO_QUADRATICS: Any = {"rounds": 4, "steps": (1, 1), "problem": ((1.0, 1.0), (0.0, 10.0))}
+
+
+def test_an_edge_begins_with_the_servers_model_and_not_with_what_other_edges_have_not_sent() -> None:
+    """From 1 at a rate of 0.1: edge 0 gets to 0.9, then edge 1 from the server's 1 to 1.9; their mean is 1.4."""
+    away = Sometimes(away=((2,), (1,)))
+    topology = tree(num_clients=2, edges=2)
+    states = golden_problem(hierfavg(server_interval=2), topology=topology, availability=away, **TWO_QUADRATICS)
+    assert [float(states[1].models[hub].vector) for hub in (-1, -2)] == pytest.approx([1.0, 0.9])
+    assert [float(states[2].models[hub].vector) for hub in (-2, -3)] == pytest.approx([0.9, 1.9])
+    assert float(states[2].vector) == pytest.approx(1.4) and -1 not in states[2].models
+
+
+def test_the_server_steps_from_its_own_model() -> None:
+    """Half a step towards the edges' mean, which in two rounds of their own they have taken from 1 to 1.76."""
+    method = merge(fedavgm(momentum=0.0, server_learning_rate=0.5), hierfavg(server_interval=2))
+    states = golden_problem(method, topology=tree(num_clients=2, edges=2), **TWO_QUADRATICS)
+    assert [float(states[n].vector) for n in (2, 4)] == pytest.approx([1.38, 1.7239])
+    assert float(states[1].vector) == pytest.approx(1.4)  # the edges' mean, which is tested
 
 
 def test_on_a_quadratic_the_distance_to_the_mean_falls_by_the_second_eigenvalue() -> None:

@@ -107,6 +107,20 @@ def test_a_cluster_whose_members_weigh_nothing_stays() -> None:
     assert after["others"][0].tolist() == [5.0, 6.0] and after["members"] == [1, 1]
 
 
+def test_who_is_idle_is_of_no_cluster() -> None:
+    """Clients 1 and 2 still have the model that the round began with; of it the first cluster's mean has nothing."""
+    model, update = nn.Linear(1, 2, bias=False), OneModelEach(clusters=2, shuffled=1.0)
+    state = {"others": [torch.tensor([5.0, 6.0])], "members": [0, 0]}
+    chosen = {"ifca/cluster": torch.tensor([0])}
+    rows = [
+        tiny_update(k, torch.tensor(row), layout=layout_of(model), extras=extras)
+        for k, row, extras in ((0, [1.0, 2.0], chosen), (1, [9.0, 9.0], {}), (2, [9.0, 9.0], {}))
+    ]
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+    vector, after = update.apply(state, rows, weights, tiny_sync(model, torch.zeros(2)))
+    assert vector.tolist() == [1.0, 2.0] and after["members"] == [1, 0] and after["others"][0].tolist() == [5.0, 6.0]
+
+
 def test_a_cluster_without_members_stays_and_first_models_have_the_same_values_elsewhere() -> None:
     engine = local_engine(swapped(ifca(clusters=5), cohort_size=2))
     state = engine.start()

@@ -211,12 +211,13 @@ def test_what_others_send_beside_models_is_no_variate() -> None:
     assert server_control(run_rounds(local_engine(warm))).any()
 
 
-def test_nothing_is_rebuilt_where_the_steps_are_not_exact() -> None:
+def test_moves_are_divided_by_steps_whose_momentum_begins_with_the_round() -> None:
     kept = {"optimizer": OptimizerSettings(momentum=0.9, keep="persist")}
     match = "the term scaffold divides moves by steps whose momentum begins at zero in each round, but .* is persist"
     with pytest.raises(ConfigError, match=match):
         check_experiment(tiny_experiment(scaffold(rebuild=True), **kept))  # type: ignore[arg-type]
-    check_experiment(tiny_experiment(scaffold(), **kept))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=match):
+        check_experiment(tiny_experiment(scaffold(), **kept))  # type: ignore[arg-type]
     check_experiment(tiny_experiment(scaffold(rebuild=True), optimizer=OptimizerSettings(keep="persist")))
     with pytest.raises(ConfigError, match="the term scaffold, which begins anew in each round"):
         check_experiment(tiny_experiment(merge(scaffold(rebuild=True, weighting="size"), fedstg())))

@@ -226,9 +226,11 @@ class Refinement(ServerComponent):
 
     Class attributes:
         when: At every aggregation, or only at the one that ends the round.
+        changes_model: False where it only refuses worlds or publishes; it then goes where no model meets at a server.
     """
 
     when: ClassVar[When] = "round_end"
+    changes_model: ClassVar[bool] = True
 
     @abstractmethod
     @returns(pair("vector [{n}], state", finite_vector))

@@ -291,6 +291,8 @@ class LocalTerm(Checked, ABC):
         needs_exact_moves: The server repeats what the client makes of its move: no codec changes it, and that number is
             exact, since momentum, where there is any, starts at zero in each round.
         adds_up: The server adds up what the client notes of its moves, so each of them must reach it, once.
+        sets_params: ``after_step`` or ``finish`` put params in the place of those to which a step led; zeros that have
+            been zero all along do not count.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
     take further arguments: ``client: ClientFacts = NOBODY``, what the client knows of itself, and
@@ -306,6 +308,7 @@ class LocalTerm(Checked, ABC):
     in_lanes: ClassVar[bool] = True
     needs_exact_moves: ClassVar[bool] = False
     adds_up: ClassVar[bool] = False
+    sets_params: ClassVar[bool] = False
     name: str
 
     @classmethod

@@ -103,12 +103,14 @@ class Pacing(ServerComponent):
         sends_at_once: Work that goes on over a round's end is sent as soon as it is done, whenever it is attended;
             otherwise clients keep it until the server asks.
         has_hubs: Models meet at other hubs than the server, or clients start from models of other hubs.
+        has_server: Models meet at the server, too; false where there is none.
     """
 
     syncs_inside: ClassVar[bool] = False
     draws_candidates: ClassVar[bool] = False
     sends_at_once: ClassVar[bool] = False
     has_hubs: ClassVar[bool] = False
+    has_server: ClassVar[bool] = True
 
     @abstractmethod
     @returns(pair("sync points, state", items(SyncPoint)))

@@ -111,7 +111,7 @@ class Aggregator:
         resumed: Mapping[str, State],
         sent: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, State]]:
-        """Weigh, update, refine, learn.
+        """Weigh, update, refine.
 
         Args:
             components: The components' states.
@@ -147,11 +147,7 @@ class Aggregator:
             vector, states["submodels"] = checked(
                 method.submodels, "after_aggregate", states["submodels"], vector, seen, own
             )
-        vector = vector if sent is None else sent(vector)
-        # Last, so that each component learns of the model that the next round starts from.
-        if method.having["learn"]:
-            states = self.learned(states, updates, replace(sync, vector=vector))
-        return vector, weights, states
+        return vector if sent is None else sent(vector), weights, states
 
     def learned(self, states: dict[str, State], updates: Sequence[ClientUpdate], sync: SyncContext) -> dict[str, State]:
         """Return the states after components have learned of a sync point; those that are given are changed."""

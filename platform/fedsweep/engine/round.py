@@ -318,6 +318,10 @@ class Round:
         updates = [self._update(k, point, answers.get(k), move) for k in sorted({*point.attend, *point.idle})]
         self.sync_points += bool(point.attend)
         self._take_in(point, updates, sync)
+        # Last, so that each component learns of the model that the next round starts from.
+        if self._method.having["learn"]:
+            after = replace(sync, vector=self.vector)
+            self.components = self._tools.aggregator.learned(self.components, updates, after)
 
     def _take_in(self, point: SyncPoint, updates: list[ClientUpdate], sync: SyncContext) -> None:
         """Aggregate at the server."""

@@ -77,7 +77,7 @@ class RunState:
         decisions: One per round, where a planner of the configuration spends a budget.
         stepping: How clients are stepped, where that was tried in the first round.
         notes: What workers had to say of that so far, each thing once.
-        models: Models of hubs but the server, by hub.
+        models: Models of hubs, by hub; of the server only where it has another than ``vector``, which nobody has then.
         hub_times: Virtual seconds at which these had them; empty without devices.
         partial: What a refinement kept in the middle of the next round's work.
     """

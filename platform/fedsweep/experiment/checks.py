@@ -111,12 +111,26 @@ def _check_exactness(experiment: Experiment) -> None:
             f"method {method.name}: the server repeats what the term {asking[0]} makes of a client's move, but the"
             f" codec {type(codecs[0]).__name__} changes the move on its way; leave one of them out"
         )
-    if asking and optimizer.momentum and optimizer.keep != "reset":
+    dividing = [f"the term {term.name}" for term in method.terms if term.needs_effective_steps]
+    # Where all clients take as many steps, their moves are divided by the same number, whatever that is.
+    if method.weighting.needs_effective_steps and not _all_take_as_many(experiment):
+        dividing.append(type(method.weighting).__name__)
+    if dividing and optimizer.momentum and optimizer.keep != "reset":
         raise ConfigError(
-            f"method {method.name}: the term {asking[0]} divides moves by steps whose momentum begins at"
+            f"method {method.name}: {dividing[0]} divides moves by steps whose momentum begins at"
             f" zero in each round, but training.optimizer_state is {optimizer.keep}; set"
             " training.optimizer_state=reset, or leave out the momentum"
         )
+
+
+def _all_take_as_many(experiment: Experiment) -> bool:
+    """Return whether all clients take the same number of steps from one model to the next, by the configuration."""
+    training, method = experiment.training, experiment.method
+    if method.pacing.syncs_inside:
+        return False
+    if method.settings.local_steps is not None or training.local_steps is not None:
+        return method.settings.local_steps is not None or isinstance(training.local_steps, int)
+    return bool(method.settings.equal_steps if training.equal_steps is None else training.equal_steps)
 
 
 def _check_codecs(experiment: Experiment) -> None:

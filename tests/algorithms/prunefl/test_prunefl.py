@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.parts.element_masks import weight_layers
 from fedsweep.algorithms.prunefl.choice import Choice, greedy
 from fedsweep.algorithms.prunefl.first_stage import mask_by_training
@@ -17,6 +18,7 @@ from fedsweep.algorithms.prunefl.method import prunefl
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.method import merge
 from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.streams import stream
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_data, tiny_experiment
@@ -191,6 +193,25 @@ def test_squares_are_of_summed_gradients_times_samples_and_are_kept_until_a_choi
         assert torch.allclose(squares[mask], expected[k][mask], rtol=1e-3, atol=1e-4)
         assert bool((squares[~mask] > 0).any())
     assert state.memories[0]["terms"]["prunefl"] == {}
+
+
+def test_a_round_chooses_once_however_often_clients_synchronise_in_it() -> None:
+    options = {
+        "build": build,
+        "num_clients": 3,
+        "cohort_size": 3,
+        "sizes": (16,) * 3,
+        "batch_size": 4,
+        "local_steps": 6,
+    }
+    method = prunefl(first_stage="none", sparsity=0.5, every=2, share=0.3)
+    engine = local_engine(tiny_experiment(merge(method, dynamicsgd()), rounds=2, **options))
+    first = run_rounds(engine, rounds=1)
+    played = play_round(engine, first)
+    squares = [n for (_, _, kind), n in played.ledger.values.items() if kind == "prunefl/squares"]
+    assert played.sync_points == 5 and squares == [engine.layout.num_params] * 3
+    after = run_rounds(engine, first, rounds=1).components["submodels"]
+    assert after["version"] == 1 and after["known"] == dict.fromkeys(range(3), 0)
 
 
 def test_what_comes_back_starts_from_zero() -> None:

@@ -211,7 +211,7 @@ def _sends(card: Card, method: FederatedMethod) -> Iterator[str]:
 def _needs(card: Card, method: FederatedMethod) -> Iterator[str]:
     yield from (NEEDS[need] for need in card.needs)
     if method.needs_effective_steps:
-        yield "SGD on the clients, with any momentum: moves are divided by effective steps"
+        yield "SGD on the clients, with any momentum that begins with the round: moves are divided by effective steps"
     if any(term.stateful for term in method.terms):
         yield "clients that remember something between their rounds"
     if method.pacing.carries_work():

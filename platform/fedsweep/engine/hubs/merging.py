@@ -18,19 +18,19 @@ from fedsweep.trees import FlatLayout
 from fedsweep.world.topology import SERVER
 
 Weigh = Callable[[Sequence[ClientUpdate], SyncContext], Tensor]
-Aggregate = Callable[[list[ClientUpdate]], Tensor]
+Aggregate = Callable[[list[ClientUpdate], Tensor], Tensor]
 
 
 class HubMerger:
     """Merges models at a round's hubs.
 
     Args:
-        models: Of hubs but the server, before the round; stays as it is.
+        models: Of hubs, before the round, the server's where the run's is another; stays as it is.
         layout: The full model's.
         weigh: Gives the weights [M] of models that meet.
 
     Attributes:
-        models: Of hubs but the server, by now.
+        models: Of hubs, by now.
     """
 
     def __init__(self, models: Mapping[int, HubModel], layout: FlatLayout, weigh: Weigh) -> None:
@@ -45,7 +45,7 @@ class HubMerger:
             point: The sync point.
             updates: Its attendees', by client.
             sync: The sync point, at the server.
-            aggregate: Takes what meets at the server, and gives its next model [V].
+            aggregate: Takes what meets at the server and the server's model [V], and gives its next one.
 
         Returns:
             The model [V] at the server by then, or the one that the simulation has in its place.
@@ -58,11 +58,15 @@ class HubMerger:
             ]
             members += [self._hub_update(hub, vector, sync) for hub in merge.hubs]
             if merge.hub == SERVER and merge.travels:
-                vector = aggregate(members)
+                vector = aggregate(members, self.at(SERVER, vector))
+                self.models.pop(SERVER, None)
                 continue
             here = sync if merge.hub == SERVER else replace(sync, hub=merge.hub, vector=self.at(merge.hub, vector))
             mean = self._mean(members, here)
             if merge.hub == SERVER:
+                if any(hub < SERVER for hub in merge.hubs):
+                    # Nobody has this mean: the server goes on with its own model, and edges begin with that.
+                    self.models.setdefault(SERVER, HubModel(vector=vector))
                 vector = mean
             else:
                 # A client's are its own, not those of all whose models are in its model.

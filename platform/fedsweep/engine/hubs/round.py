@@ -17,7 +17,6 @@ from fedsweep.engine.ledger import Size
 from fedsweep.engine.round import Round
 from fedsweep.records import ClientUpdate, SyncContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.world.topology import SERVER
 
 
 class HubCharges(Charges):
@@ -59,8 +58,8 @@ class HubRound(Round):
             super()._take_in(point, updates, sync)
             return
 
-        def at_server(members: list[ClientUpdate]) -> Tensor:
-            super(HubRound, self)._take_in(point, members, sync)
+        def at_server(members: list[ClientUpdate], server: Tensor) -> Tensor:
+            super(HubRound, self)._take_in(point, members, replace(sync, vector=server))
             return self.vector
 
         by_client = {update.client: update for update in updates}
@@ -69,8 +68,6 @@ class HubRound(Round):
         self.attendees, self.weights, self.updates = (tuple(by_client) or self.attendees), (), tuple(updates)
         if sync.ends_round:
             self.figures = self._merger.figures
-        if not any(merge.hub == SERVER and merge.travels for merge in point.merges):
-            self.components = self._tools.aggregator.learned(self.components, updates, replace(sync, vector=vector))
 
     def _weights(self, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
         """Return the weights [M] of models that meet at another hub."""
