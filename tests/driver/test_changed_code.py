@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,21 @@ def test_a_sweeps_trials_are_of_one_code(tmp_path: Path, code: Code) -> None:
     again = prepare(config, folder, resume=False, extend=True)
     assert [trial.folder for trial in again.plan.trials] == ["0003-seed=0", "0004-seed=1"]
     assert "1 of them by other code (changed since: my.py)" in again.extended and again.plan.beside == (first.name,)
+    folder.write_plan(replace(folder.read_plan(), request={"table": "t.yaml"}))
+    with pytest.raises(ConfigError, match=r"run such trials again \(remove their folders\) or keep them with"):
+        prepare(config, folder, resume=True)
+    folder.write_plan(replace(folder.read_plan(), request={}))
     kept = prepare(config, folder, resume=False, extend=True, allow_changed_code=True)
     assert [trial.folder for trial in kept.plan.trials] == ["0001-seed=0", "0003-seed=1"]
+
+
+def test_a_sweep_that_has_finished_is_looked_at_whatever_the_code(tmp_path: Path, code: Code) -> None:
+    config, folder = load_config({**TINY, "sweep": {"space": {"seed": {"grid": [0]}}}}), SweepFolder(tmp_path / "s")
+    prepared = prepare(config, folder, resume=False)
+    folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=False)
+    run_plan(plan_run(prepared.entries[0].config), folder.trial_path(prepared.plan.trials[0]))
+    code("second")
+    assert not prepare(config, folder, resume=True).unfinished
 
 
 def test_a_trial_is_not_played_by_other_code_than_the_sweeps(tmp_path: Path, code: Code) -> None:

@@ -138,6 +138,43 @@ def test_a_picture_that_the_table_no_longer_has_does_not_stay(given_all: TableRe
         assert not old.exists() and "old" not in (made.folder / "table.html").read_text()
 
 
+def test_what_replaces_a_table_begins_with_its_plan(given_all: TableRequest, tmp_path: Path) -> None:
+    """Killed before it has run anything, it goes on; from the first table's plan and these runs nothing would."""
+    made = reproduce_table(given_all, out=tmp_path / "out")
+    request, folder = replace(given_all, runs_from=()), SweepFolder(made.folder)
+    task = begin(request, folder, resume=False, overwrite=True, costs_only=False)
+
+    def killed(prepared: PreparedSweep, going_on: bool) -> None:
+        assert going_on and folder.read_plan().trials == prepared.plan.trials
+        raise OSError
+
+    with pytest.raises(OSError):
+        replace(task, fresh=True).make(run=killed)
+    again = begin(request, folder, resume=True, overwrite=False, costs_only=False)
+    assert again.going_on and again.prepared().plan.trials == folder.read_plan().trials
+
+
+def test_runs_that_lie_where_a_table_begins_are_not_replaced(given_all: TableRequest, tmp_path: Path) -> None:
+    (kept,) = given_all.runs_from
+    folder, none = SweepFolder(tmp_path / "out"), replace(given_all, runs_from=())
+    write_runs(read_runs(Path(kept)), folder.path)
+    with pytest.raises(OutputError, match=r"runs\.json has runs, which this table would replace; choose another --out"):
+        begin(none, folder, resume=False, overwrite=False, costs_only=False)
+    for request, overwrite in ((given_all, False), (none, True)):
+        assert begin(request, folder, resume=False, overwrite=overwrite, costs_only=False).folder is folder
+    write_runs({}, folder.path)  # as a start that was ended before its plan leaves it
+    assert begin(none, folder, resume=False, overwrite=False, costs_only=False).folder is folder
+
+
+def test_given_runs_that_are_gone_are_to_be_brought_back(given_all: TableRequest, tmp_path: Path) -> None:
+    made = reproduce_table(given_all, out=tmp_path / "out")
+    (made.folder / RUNS_FILE).unlink()
+    with pytest.raises(OutputError, match=r"not readable: .*; bring that file back, or begin again with --from and"):
+        begin(
+            replace(given_all, runs_from=()), SweepFolder(made.folder), resume=True, overwrite=False, costs_only=False
+        )
+
+
 def test_a_picture_that_is_not_made_of_given_runs_is_no_failure(
     changed: Callable[[str, str], Path], make_run: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -86,7 +86,7 @@ def cell_text(grid: Grid, row: str, heading: Heading) -> CellText:
         return CellText(measured=_NOTHING, printed=printed)
     figure = cell.measured.get(measure.name)
     if figure is None or (figure.count == 0 and not figure.never):
-        broken = bool(cell.problems)
+        broken = figure is None and bool(cell.problems)
         return CellText(measured="failed" if broken else _NOTHING, printed=printed, is_broken=broken)
     return CellText(
         measured=_measured(figure, measure, usual=grid.usual_count),
@@ -130,7 +130,7 @@ def _as_printed(value: float, measure: Measure) -> str:
 
 def _number(value: float, measure: Measure) -> str:
     """With the measure's digits; in powers of ten where that would take more room than a table has."""
-    text = f"{value:.{measure.digits}f}"
+    text = f"{round(value, measure.digits) + 0.0:.{measure.digits}f}"  # no -0
     return text if len(text) <= 10 else f"{value:.{max(measure.digits, 2)}e}"
 
 
@@ -195,7 +195,7 @@ def _how_to_read(grid: Grid) -> list[str]:
         sentences.append(
             f"Each figure is {'of one seed' if usual == 1 else f'the mean over {usual} seeds'}, but where"
             " [n] says of n, [k/n] of the k of n seeds that have it."
-            if any(figure.count != usual for _, _, figure in every)
+            if any((figure.count or figure.never) != usual or 0 < figure.count < figure.of for _, _, figure in every)
             else f"Each figure is {'of one seed' if usual == 1 else f'the mean over {usual} seeds'}."
         )
     if any(figure.sd is not None for _, _, figure in every):
@@ -253,7 +253,10 @@ def _missing(grid: Grid) -> list[str]:
 
 def _lacking(grid: Grid) -> list[str]:
     """Note the measures that no run has, as where the name of a column is misspelt."""
-    sound = [cell for cell in grid.cells if cell.measured and not (cell.problems or cell.untold)]
-    shown_names = {measure.name for _, measure, _ in grid.figures}
-    lacking = [m for m in grid.measures if m.name not in shown_names] if sound and grid.table.has_runs else []
-    return [f"{label_of(m)}: no run has {m.of}." for m in lacking]
+    if not grid.table.has_runs:
+        return []
+    measured_names = {name for cell in grid.cells if not cell.untold for name in cell.measured}
+    lacking = [m for m in grid.measures if m.name in measured_names - {m.name for _, m, _ in grid.figures}]
+    if grid.costs_only:
+        return [f"{label_of(m)}: {m.of} is not told without training." for m in lacking]
+    return [f"{label_of(m)}: no run has {m.of if m.target is None else 'the accuracy of its target'}." for m in lacking]

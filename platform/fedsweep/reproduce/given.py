@@ -21,6 +21,7 @@ from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.source_log import ALLOW
 from fedsweep.runs.sources import Sources, misfit
+from fedsweep.sweeps.sweep_folder import SweepFolder
 
 RUNS_FILE = "runs.json"
 _FORMAT, _VERSION = "fedsweep runs", 1
@@ -103,6 +104,38 @@ def read_runs(path: Path) -> dict[str, RunView]:
         raise OutputError(f"{path}: damaged: {'.'.join(map(str, first['loc']))[:80]}: {first['msg']}") from None
     except ValueError as error:
         raise OutputError(f"{path}: {error}") from error
+
+
+def runs_begun_with(folder: SweepFolder) -> dict[str, RunView]:
+    """Return the runs that a table's folder was given when it was begun: those in its file that its plan has not.
+
+    Raises:
+        OutputError: The file is gone or damaged.
+    """
+    request = folder.read_plan().request
+    if not request.get("runs_from"):
+        return {}
+    own = request.get("keys", {})
+    played = set(own.values()) if isinstance(own, Mapping) else set()
+    try:
+        given_runs = read_runs(folder.path / RUNS_FILE)
+    except OutputError as error:
+        raise OutputError(f"{error}; bring that file back, or begin again with --from and --overwrite") from error
+    return {key: run for key, run in given_runs.items() if key not in played}
+
+
+def check_runs_are_kept(folder: SweepFolder, given_runs: Mapping[str, RunView]) -> None:
+    """Refuse a folder without a table where runs lie that this one does not take: they would be replaced.
+
+    Raises:
+        OutputError: There are such runs, or what is there is damaged.
+    """
+    path = folder.path / RUNS_FILE
+    if path.is_file() and read_runs(path).keys() - given_runs.keys():
+        raise OutputError(
+            f"{path} has runs, which this table would replace; choose another --out, with --from {path} where it shall"
+            " have them, or replace them with --overwrite"
+        )
 
 
 def taken_from_files(

@@ -17,7 +17,7 @@ from fedsweep.config.overrides import apply_overrides
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError, first_line
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import read_table
-from fedsweep.reproduce.given import RUNS_FILE, NotKept, read_runs, taken_from_files, write_runs
+from fedsweep.reproduce.given import NotKept, check_runs_are_kept, runs_begun_with, taken_from_files, write_runs
 from fedsweep.reproduce.measured.grid import Grid, measured, views_of
 from fedsweep.reproduce.measured.table_kind import table_kind
 from fedsweep.reproduce.origins import with_origins
@@ -180,7 +180,11 @@ class Task:
     def _run_left(self, run: Callable[[PreparedSweep, bool], object], notify: Callable[[str], None]) -> None:
         """Run, or take over, the cells whose runs are not given; the given ones stay in the folder from then on."""
         path = self.folder.path
-        prepared = self.prepared() if self.left.cells else None
+        prepared, begun = self.prepared() if self.left.cells else None, self.going_on
+        if prepared is not None and not begun and self.folder.has_plan:
+            # The new plan first: whoever is killed from here on leaves a table that goes on, not some of two.
+            self.folder.create(prepared.plan, config_yaml=prepared.config.to_yaml(), overwrite=self.overwrite)
+            begun = True
         if not self.going_on:
             write_runs(self.given_runs, path)
         if prepared is None:
@@ -191,7 +195,7 @@ class Task:
         going_on = self.going_on and prepared.is_done
         if not going_on:
             remove_outputs(path)
-            going_on = self._take_over(prepared, notify) or self.going_on
+            going_on = self._take_over(prepared, notify, begun=begun) or begun
         try:
             run(prepared, going_on)
         except KeyboardInterrupt:
@@ -235,7 +239,7 @@ class Task:
                 folder.withdraw()
             raise
 
-    def _take_over(self, prepared: PreparedSweep, notify: Callable[[str], None]) -> bool:
+    def _take_over(self, prepared: PreparedSweep, notify: Callable[[str], None], *, begun: bool) -> bool:
         """Take over finished runs of tables beside this one; true where there was any, so that the folder is begun."""
         from fedsweep.sweeps.reuse import not_taken, take_over
 
@@ -246,7 +250,7 @@ class Task:
             notify(not_taken(refused))
         if not runs:
             return False
-        take_over(prepared, runs, begun=self.going_on, overwrite=self.overwrite)
+        take_over(prepared, runs, begun=begun, overwrite=self.overwrite)
         places = ", ".join(dict.fromkeys(path.parent.name for path in runs.values()))
         there = f"{len(runs)} of {len(prepared.entries)} runs have finished in {places} already and are taken over"
         notify(f"{there} (--fresh runs them again)")
@@ -326,6 +330,12 @@ def begin(
             "--from begins a table of runs, so neither --resume nor --costs-only goes with it: a folder that was begun"
             " with given runs keeps them"
         )
+    if going_on:
+        given_runs = runs_begun_with(folder)
+    else:
+        given_runs = taken_from_files(request.runs_from, whole.sources, allow_changed_code=allow_changed_code)
+        if whole.table.has_runs and not (overwrite or costs_only):
+            check_runs_are_kept(folder, given_runs)
     return Task(
         reproduction=whole,
         folder=folder,
@@ -333,20 +343,8 @@ def begin(
         overwrite=overwrite,
         costs_only=costs_only,
         allow_changed_code=allow_changed_code,
-        given_runs=_begun_with(folder)
-        if going_on
-        else taken_from_files(request.runs_from, whole.sources, allow_changed_code=allow_changed_code),
+        given_runs=given_runs,
     )
-
-
-def _begun_with(folder: SweepFolder) -> dict[str, RunView]:
-    """Return the runs that a table's folder was given when it was begun: those in its file that its plan has not."""
-    request = folder.read_plan().request
-    if not request.get("runs_from"):
-        return {}
-    own = request.get("keys", {})
-    played = set(own.values()) if isinstance(own, Mapping) else set()
-    return {key: run for key, run in read_runs(folder.path / RUNS_FILE).items() if key not in played}
 
 
 def _shortened(whole: Reproduction) -> Reproduction:

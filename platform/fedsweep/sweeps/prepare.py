@@ -94,7 +94,8 @@ def prepare(
     else:
         beside = folder.read_plan().beside if resume else ()
         plan, extension = SweepPlan(config_tree=config.given, trials=tuple(e.trial for e in entries), beside=beside), ""
-        if resume and not allow_changed_code:
+        # Where nothing is left to run, no figures of other code join those that are there.
+        if resume and not (allow_changed_code or all(folder.has_finished(entry.trial) for entry in entries)):
             check_code(folder, entries)
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets = datasets or _load_datasets(samples)

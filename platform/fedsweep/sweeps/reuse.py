@@ -115,13 +115,15 @@ def check_code(folder: SweepFolder, entries: Sequence[PreparedTrial]) -> None:
     Raises:
         ConfigError: There are such runs; the message names the first.
     """
+    # A table has no --extend; a trial whose folder is gone is run again.
+    again = "remove their folders" if folder.read_plan().request else "--extend with the configuration"
     for entry in entries:
         path = folder.trial_path(entry.trial)
         if changed := other_code(path, entry.sources):
             raise ConfigError(
                 f"{path} was made by other code ({changed}), so its figures and those of trials to come can't stand"
-                " beside each other; begin another sweep, bring back that code, run such trials again (--extend with"
-                f" the configuration) or keep them with {ALLOW}"
+                " beside each other; begin another sweep, bring back that code, run such trials again"
+                f" ({again}) or keep them with {ALLOW}"
             )
 
 

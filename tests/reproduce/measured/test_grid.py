@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from fedsweep.errors import ConfigError
+from fedsweep.reproduce.cell_texts import cell_text, headings, notes
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
+from fedsweep.reproduce.measured import grid as grid_module
 from fedsweep.reproduce.measured.grid import (
     Grid,
     GridCell,
@@ -23,7 +26,7 @@ from fedsweep.reproduce.measured.grid import (
     value_of,
     views_of,
 )
-from fedsweep.results.view import load_run
+from fedsweep.results.view import RunView, load_run
 
 MakeRun = Callable[..., Path]
 ROUNDS = {
@@ -132,6 +135,18 @@ def test_only_a_run_that_missed_its_target_counts_as_never(
     assert found.measured["m"].never == never
 
 
+def test_a_run_without_the_accuracy_of_its_target_did_not_miss_it(
+    table: TableFile, tmp_path: Path, make_run: MakeRun
+) -> None:
+    """As of clients' own models, which a method may have none of."""
+    cell = cells_of(table, "smoke")[0]
+    asked = table.model_copy(update={"measures": [measure(of="round", target=0.5)]})
+    folder = make_run(tmp_path / "r", columns={"test_accuracy": [None, None]})
+    grid = measured(asked, views_of(asked, {cell: folder}), scale="smoke")
+    assert grid.cells[0].measured["m"].never == 0
+    assert "no run has the accuracy of its target." in "".join(notes(grid))
+
+
 def test_mean_and_sample_deviation_are_over_the_seeds_that_have_the_figure() -> None:
     found = summed_up([0.5, 0.7, None], measure(percent=True))
     assert (found.mean, found.sd) == (pytest.approx(60), pytest.approx(math.sqrt(200)))
@@ -168,6 +183,30 @@ def test_a_run_that_failed_or_was_not_run_is_a_problem_and_the_rest_counts(
     (cell,) = grid_of(table, tmp_path, seeds=[0, 1, 2]).cells
     assert cell.problems == ("seed 1: failed after round 1: client 3 diverged", "seed 2: it was not run")
     assert (cell.measured["accuracy"].count, cell.measured["accuracy"].of) == (1, 3)
+
+
+@pytest.mark.parametrize("failing", [(1,), (0, 1, 2)])
+def test_a_measure_that_fails_for_some_seeds_counts_for_the_others(
+    failing: tuple[int, ...], table: TableFile, tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(run: RunView, measure: Measure) -> float | None:
+        if measure.name == "accuracy" and int(run.folder.name[-1]) in failing:
+            raise ConfigError("it divides by zero")
+        return None if measure.name == "cost" else value_of(run, measure)
+
+    monkeypatch.setattr(grid_module, "value_of", failed)
+    for seed in range(3):
+        make_run(tmp_path / f"FedAvg-even-{seed}", columns={"test_accuracy": [0.7], "comm_ratio": [0.5]})
+    grid = grid_of(table, tmp_path, seeds=[0, 1, 2])
+    (cell,) = grid.cells
+    texts = {h.measure.name: cell_text(grid, "FedAvg", h).measured for h in headings(grid) if h.column == "even"}
+    if len(failing) == 1:
+        assert cell.problems == ("seed 1: accuracy: it divides by zero",)
+        assert (cell.measured["accuracy"].count, cell.measured["accuracy"].of) == (2, 3)
+        assert texts["accuracy"].endswith(" [2/3]")
+    else:
+        assert cell.problems == ("accuracy: it divides by zero",) and texts["accuracy"] == "failed"
+    assert texts["cost"] == "-" and "Cost: no run has comm_ratio." in notes(grid)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,10 @@ def findings(grid: Grid) -> list[Finding]:
 
 def claim_lines(grid: Grid) -> list[str]:
     """Return one line a claim, with its columns beside each other."""
-    lines = []
-    for (head, claim, measure), group in groupby(findings(grid), key=lambda f: (_head(f), f.claim, f.measure)):
+    lines, every_finding, has_printed = [], findings(grid), bool(grid.table.printed)
+    for (head, claim, measure), group in groupby(
+        every_finding, key=lambda f: (_head(f, has_printed), f.claim, f.measure)
+    ):
         every = list(group)
         seeds = min(finding.seeds for finding in every)
         over = f"over {seeds} shared seed{'' if seeds == 1 else 's'}"
@@ -82,10 +84,12 @@ def claim_lines(grid: Grid) -> list[str]:
     return lines
 
 
-def _head(finding: Finding) -> str:
+def _head(finding: Finding, has_printed: bool) -> str:
     if finding.says:
         return f'Claimed ("{finding.says}")'
-    return f"Claimed, in our words ({finding.sense})" if finding.sense else "Order of the printed figures, not claimed"
+    if finding.sense:
+        return f"Claimed, in our words ({finding.sense})"
+    return "Order of the printed figures, not claimed" if has_printed else "Order to be looked at"
 
 
 def _places(

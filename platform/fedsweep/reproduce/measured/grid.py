@@ -340,16 +340,18 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
     done = {seed: run for seed, run in runs.items() if run.status == "finished"}
     problems = [f"seed {cell.seed}: {why}" for cell in group if (why := _why_not(views[cell]))]
     figures, by_seed = {}, {}
-    for measure in table.measures:
-        try:
-            values = {seed: value_of(run, measure) for seed, run in runs.items()}
-        except InputError as error:
-            problems.append(f"{measure.name}: {error}")
+    for measure in table.measures if runs else ():
+        values, failures = _values_of(runs, measure)
+        problems += failures
+        if not values:
             continue
-        targets = [(run, _target_of(run, measure)) for run in done.values()]
-        never = sum(target is not None and run.reaching(target) is None for run, target in targets)
+        judged = [(run, _target_of(run, measure)) for seed, run in done.items() if seed in values]
+        never = sum(
+            target is not None and run.last("test_accuracy") is not None and run.reaching(target) is None
+            for run, target in judged
+        )
         figures[measure.name] = summed_up(values.values(), measure, never=never, of=len(group))
-        present = {seed: value for seed in done if (value := values[seed]) is not None}
+        present = {seed: value for seed in done if (value := values.get(seed)) is not None}
         by_seed[measure.name] = {seed: in_unit(value, measure) for seed, value in present.items()}
     return GridCell(
         row=group[0].row,
@@ -360,6 +362,20 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
         stand_in=stand_in_of(table, group[0]),
         problems=tuple(problems),
     )
+
+
+def _values_of(runs: Mapping[int, RunView], measure: Measure) -> tuple[dict[int, float | None], list[str]]:
+    """Return a measure by seed, of the runs that it does not fail for; and how it fails for others."""
+    values: dict[int, float | None] = {}
+    failures: dict[int, str] = {}
+    for seed, run in runs.items():
+        try:
+            values[seed] = value_of(run, measure)
+        except InputError as error:
+            failures[seed] = f"{measure.name}: {error}"
+    if not values and len({*failures.values()}) == 1:
+        return values, [*failures.values()][:1]
+    return values, [f"seed {seed}: {failure}" for seed, failure in failures.items()]
 
 
 def _why_not(view: RunView | str) -> str:
