@@ -19,6 +19,7 @@ from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.source_log import begin_log, changed_since, changes_on_the_way, read_log
+from fedsweep.runs.sources import changes, shared_sources, sources_of
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.reuse import finished_in, not_taken
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -120,6 +121,52 @@ def test_a_damaged_log_is_told(begun: Path, text: str) -> None:
     (begun / "sources.json").write_text(text)
     with pytest.raises(OutputError, match=r"sources\.json"):
         run_plan(plan_run(load_config(TINY)), begun, resume=True)
+
+
+def test_work_within_the_first_round_is_of_one_code(tmp_path: Path) -> None:
+    begin_log(tmp_path, {"my.py": "first"}, resume=False, allow_changed=False)
+    (tmp_path / "checkpoints").mkdir()
+    now = {"my.py": "second"}
+    assert not changed_since(tmp_path, now)  # nothing has been played
+    (tmp_path / "checkpoints" / "round-000000.json").write_text("{}")
+    assert changed_since(tmp_path, now) == "changed since: my.py"
+    with pytest.raises(ConfigError, match=r"was made by other code \(changed since: my\.py\)"):
+        begin_log(tmp_path, now, resume=True, allow_changed=False)
+    begin_log(tmp_path, now, resume=True, allow_changed=True)
+    assert changes_on_the_way(tmp_path) == ["from round 1 on, other code played it (changed since: my.py)"]
+    assert not changed_since(tmp_path, now)
+
+
+GRAPH = "0 1\n1 2\n2 3\n3 0\n"
+
+
+@pytest.mark.parametrize("key", ["path", "file"])
+def test_a_file_that_the_scenario_names_is_a_source(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "given.txt"
+    tree = {"scenario": {"topology": {"kind": "file", key: str(path)}}}
+    assert str(path) not in sources_of(tree)  # who reads it says that it is not there
+    path.write_text(GRAPH)
+    before = sources_of(tree)
+    path.write_text(f"{GRAPH}0 2\n")
+    assert changes(before, sources_of(tree)) == f"changed since: {path}"
+    assert str(path) not in shared_sources(tree)  # other nodes need not have it
+
+
+def test_a_run_does_not_go_on_in_another_world(tmp_path: Path) -> None:
+    path = tmp_path / "graph.txt"
+    path.write_text(GRAPH)
+    scenario = {"clients": 4, "partition": {"kind": "iid"}, "topology": {"kind": "file", "path": str(path)}}
+    given = {
+        **TINY,
+        "method": {"name": "dpsgd"},
+        "scenario": scenario,
+        "training": {**TINY["training"], "cohort_size": 4},
+    }
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(plan_run(load_config(given)), tmp_path / "run", observers=[Interrupt()])
+    path.write_text("0 2\n2 1\n1 3\n3 0\n")
+    with pytest.raises(ConfigError, match=r"was made by other code \(changed since: .*graph\.txt\)"):
+        run_plan(plan_run(load_config(given)), tmp_path / "run", resume=True)
 
 
 def test_more_rounds_are_for_the_same_code(begun: Path, code: Code) -> None:

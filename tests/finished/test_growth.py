@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from fedsweep.api import run
+from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run, resumable, run_plan
+from fedsweep.driver.session import RunSession
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
@@ -93,6 +96,59 @@ def test_a_run_whose_growth_was_cut_off_resumes_to_the_new_number(tmp_path: Path
     assert grow(short, rounds=6).training.rounds == 6
     (short / "result.json").unlink()
     assert same(grown(short, 6), begun(tmp_path / "long", rounds=6))
+
+
+def test_a_kill_between_a_checkpoint_and_its_table_hides_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 3 is in the checkpoint, the table has none of it."""
+
+    def killed(session: RunSession, state: RunState) -> None:
+        if state.round >= 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(RunSession, "_write_rounds", killed)
+        begun(tmp_path / "run", "training.schedule=cosine")
+    for path in (tmp_path / "run").glob("*.parquet"):
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"the 3 rounds done are not those .* training\.schedule goes by the number"):
+        grow(tmp_path / "run", rounds=6)
+
+
+DYNAFED = {"snapshots": 3, "horizon_rounds": 1, "inner_steps": 3, "iterations": 10, "images_per_class": 1}
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "setting"), [(2, "scenario.drift={kind: cosine_rotation}"), (3, "training.schedule=cosine")]
+)
+def test_work_that_was_begun_in_the_next_round_is_begun_anew(
+    snapshots: int, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A synthesis within round 1 or 2, whose snapshots may be others in the longer run."""
+    given = {**TINY, "method": {"name": "dynafed", **DYNAFED, "snapshots": snapshots, "checkpoint_seconds": 0}}
+    saved = []
+
+    def killed(session: RunSession, state: RunState, save: Any = RunSession._save_partial) -> None:
+        save(session, state)
+        saved.append(state.round)
+        if len(saved) == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(RunSession, "_save_partial", killed)
+        run(given, out=tmp_path / "run", overrides=(setting,))
+    assert saved == [snapshots - 2] * 5
+    run({**given, "training": {**given["training"], "rounds": 6}}, out=tmp_path / "long", overrides=(setting,))
+    assert same(grown(tmp_path / "run", 6), tmp_path / "long")
+
+
+def test_a_run_that_another_process_gave_more_rounds_is_not_ended_after_fewer(tmp_path: Path) -> None:
+    plan = plan_run(load_config({**TINY, "method": METHODS["fedavg"]}))
+    run_plan(plan, tmp_path / "run")
+    grow(tmp_path / "run", rounds=6)  # while this one was still planning
+    with pytest.raises(OutputError, match="was given 6 rounds meanwhile, in place of 4; go on with it once more"):
+        run_plan(plan, tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize("where", ["write_config", "write_result"])

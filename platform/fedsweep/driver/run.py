@@ -29,7 +29,7 @@ from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
-from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.source_log import begin_log, changes_on_the_way
 from fedsweep.runs.sources import sources_of
 
@@ -208,6 +208,7 @@ def run_plan(
     phases = launch.phases
     with sole_writer(folder):
         if resume:
+            _check_rounds(plan, folder)
             begin_log(folder, plan.sources, resume=True, allow_changed=launch.allow_changed_code)
         if plan.num_actors:
             phases.enter("ray", "Ray")
@@ -233,6 +234,13 @@ def run_plan(
                 _tell_of_the_end(observers, "finished", result, phases)
                 phases.enter("end")
         return _timed(result, folder, phases)
+
+
+def _check_rounds(plan: Plan, folder: Path) -> None:
+    """Refuse to go on where another process gave the run more rounds before this one could write its folder."""
+    path = folder / CONFIG
+    if path.is_file() and (there := load_config(path).training.rounds) != (rounds := plan.config.training.rounds):
+        raise OutputError(f"{folder} was given {there} rounds meanwhile, in place of {rounds}; go on with it once more")
 
 
 def _begin(

@@ -12,6 +12,7 @@ from fedsweep.driver.run import plan_run, resumable
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.runs.checkpoints.checkpoint import newest_round
 from fedsweep.runs.checkpoints.earlier import read_earlier, write_earlier
 from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.runs.folder_lock import sole_writer
@@ -55,7 +56,9 @@ def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Conf
             " nothing; begin a new run without that"
         )
     longer = with_sections(resolve(config), {"training.rounds": rounds})
-    plan = _plan_with_same_past(config, longer, done=len(run.read_rounds()) if run.has_rounds() else 0)
+    # A kill may have come between a checkpoint, from which the run goes on, and its table.
+    done = max(len(run.read_rounds()) if run.has_rounds() else 0, newest_round(folder) or 0)
+    plan = _plan_with_same_past(config, longer, done=done)
     if not allow_changed_code and (changed := changed_since(folder, plan.sources)):
         raise ConfigError(refusal(folder, changed))
     with sole_writer(folder):

@@ -46,14 +46,14 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
         ConfigError: It would go on with other sources, which is not allowed; nothing is written.
         OutputError: The log is damaged, or can't be written.
     """
-    played = newest_round(folder) if resume else 0
-    stretches = _played(folder, played)
-    if not stretches and not played:
+    newest = newest_round(folder) if resume else None
+    stretches = _begun(folder, newest)
+    if newest is None:
         stretches = [Stretch(first_round=1, sources=sources)]
     elif changed := changes(stretches[-1].sources if stretches else None, sources):
         if not allow_changed:
             raise ConfigError(refusal(folder, changed))
-        stretches.append(Stretch(first_round=played + 1, sources=sources, changed=changed))
+        stretches.append(Stretch(first_round=(newest or 0) + 1, sources=sources, changed=changed))
     write_file(folder / SOURCES, f"{json.dumps([*map(vars, stretches)], indent=1)}\n".encode())
 
 
@@ -69,15 +69,16 @@ def changed_since(folder: Path, sources: Sources) -> str:
     Raises:
         OutputError: The log is damaged.
     """
-    if not (played := newest_round(folder)):
+    if (newest := newest_round(folder)) is None:
         return ""
-    stretches = _played(folder, played)
+    stretches = _begun(folder, newest)
     return changes(stretches[-1].sources if stretches else None, sources)
 
 
-def _played(folder: Path, rounds: int) -> list[Stretch]:
-    """Return the stretches of so many rounds: who was to go on may have been stopped before the next."""
-    return [stretch for stretch in read_log(folder) if stretch.first_round <= rounds] if rounds else []
+def _begun(folder: Path, newest: int | None) -> list[Stretch]:
+    """Return the stretches by the newest checkpoint's round: who was to go on may have been stopped before the next."""
+    # Of the first round a checkpoint has work that was begun.
+    return [] if newest is None else [each for each in read_log(folder) if each.first_round <= max(1, newest)]
 
 
 def refusal(folder: Path, changed: str) -> str:

@@ -3,7 +3,8 @@
 Counted are fedsweep's own folders from ``driver`` downwards (nothing above takes part in a run: imports point one way)
 and the modules of the user's plug-ins: those that the configuration names and, by their ``import`` statements, all that
 these import outside of the standard library and installed packages. A module that imports by computed names counts
-with all that lies beside it. What a plug-in reads from files of other kinds is not seen.
+with all that lies beside it. Files that the scenario names (a graph, a trace, a fleet of devices, budgets) count too.
+What a plug-in reads from files of other kinds is not seen.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from fedsweep.bounded import MOST_DOCUMENT_BYTES, read_regular
 from fedsweep.errors import ConfigError, ResourceError
 
 # Hexadecimal digits by name: a folder of fedsweep's (``fedsweep/engine``) or a file of the user's (``lab/noise.py``).
@@ -56,6 +58,8 @@ _COMPUTED_IMPORT = re.compile(rb"\bimport_module\b|\b__import__\b|\bspec_from_fi
 # In place of a hash of what a session was typed: never the same twice, as far as anybody knows.
 _SESSION = uuid.uuid4().hex[:16]
 _NO_RESULT = frozenset({"name", "tracking", "sweep", "runtime", "checkpoint"})
+# In the scenario: of a topology, of replayed drift and presence and of devices, and of budgets.
+_FILE_KEYS = ("path", "file", "clients")
 # Of the versions in a result, those on which its bits depend.
 _LIBRARIES_THAT_COUNT = ("torch", "torchvision", "numpy")
 _MOST_NAMED = 4
@@ -67,11 +71,14 @@ def sources_of(tree: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigError: A module was changed after this process had imported it.
     """
-    return {**own_sources(), **_plugin_sources(_roots(tree))}
+    return {**own_sources(), **_plugin_sources(_roots(tree)), **_scenario_files(tree.get("scenario"))}
 
 
 def shared_sources(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Return :func:`sources_of` without what was typed into this session, which travels to other processes by value."""
+    """Return the sources that other processes have: not what was typed into this session, nor the scenario's files.
+
+    The first travels by value; of the files the driver makes the world.
+    """
     return {**own_sources(), **_plugin_sources(_roots(tree) - {"__main__"})}
 
 
@@ -86,6 +93,19 @@ def check_same(driver: Sources, tree: Mapping[str, Any]) -> None:
             f"a client actor on {socket.gethostname()!r} would train with other sources than this run's:"
             f" {_some(others)}; install the same fedsweep and plug-ins on every node"
         )
+
+
+def _scenario_files(section: Any) -> dict[str, str]:
+    """Return the hashes of the files that a part of the scenario names; what can't be read is left to who reads it."""
+    digests: dict[str, str] = {}
+    for key, value in section.items() if isinstance(section, Mapping) else ():
+        if isinstance(value, Mapping):
+            digests |= _scenario_files(value)
+        elif isinstance(value, str) and key in _FILE_KEYS:
+            with contextlib.suppress(OSError, ValueError):
+                text = read_regular(Path(value).expanduser(), max_bytes=MOST_DOCUMENT_BYTES, follow=True)
+                digests[value] = _digest([(key, text)])
+    return digests
 
 
 def _roots(tree: Mapping[str, Any]) -> set[str]:

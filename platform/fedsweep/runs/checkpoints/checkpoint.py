@@ -232,6 +232,9 @@ class CheckpointStore:
                 continue
             # Only now: nothing of a checkpoint that is passed over goes to the workers' store.
             handles = {client: keep_handle(tree) for client, tree in trees.items()}
+            if manifest.config_hash != self._config_hash:
+                # What was begun of the next round would be of the shorter run: its rate or its classes may be others.
+                state = replace(state, partial={})
             self._remember(manifest, state.records, handles)
             return Loaded(state=replace(state, memories=handles), path=path, skipped=tuple(skipped))
         return Loaded(state=None, path=None, skipped=tuple(skipped))
@@ -366,8 +369,8 @@ def _ref_of(entry: Any) -> ObjectRef:
     return ObjectRef(entry["sha256"], entry["size"])
 
 
-def newest_round(folder: Path) -> int:
-    """Return the round of a run folder's newest checkpoint, by its name; 0 where there is none."""
+def newest_round(folder: Path) -> int | None:
+    """Return the round of a run folder's newest checkpoint, by its name: 0 of work within the first; None: none."""
     path = folder / "checkpoints"
     names = (_MANIFEST.fullmatch(entry.name) for entry in path.iterdir()) if path.is_dir() else ()
-    return max((int(name[1]) for name in names if name), default=0)
+    return max((int(name[1]) for name in names if name), default=None)
