@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -28,6 +29,9 @@ from fedsweep.tasks.declaration import Declaration
 
 if TYPE_CHECKING:
     from fedsweep.method import FederatedMethod
+
+# A column, a metric of MLflow's and a word of the command line.
+_MEASURE = re.compile(r"[A-Za-z_]\w{0,59}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +217,8 @@ def build_metrics(config: Config) -> tuple[Metric, ...]:
         own = [*(field.name for field in fields(RoundRecord)), *TABLE_COLUMNS]
         columns = [*own, *tasks, *(column_of(m.name) for m in metrics)]
         if twice := [column for place, column in enumerate(columns) if column in columns[:place]]:
-            raise ConfigError(f"{key}: the column {twice[0]!r} would be there twice; give the function another name")
+            key, whose = ("scenario.task", "measure") if twice[0] in tasks else (key, "function")
+            raise ConfigError(f"{key}: the column {twice[0]!r} would be there twice; give the {whose} another name")
         config.bound[key] = tuple(metrics)
     bound: tuple[Metric, ...] = config.bound[key]
     return bound
@@ -222,11 +227,18 @@ def build_metrics(config: Config) -> tuple[Metric, ...]:
 def task_metrics(config: Config) -> list[dict[str, Any]]:
     """Return what a configuration's task measures, as a resolved configuration has it, the leading figure first."""
     item = bound(config, "scenario.task")
-    measures = getattr(item.builder, "measures", {}) if item is not None else {}
+    measures = getattr(item.builder, "measures", None) if item is not None else {}
+    if item is not None and measures is None:
+        raise ConfigError(
+            f"scenario.task {item.name}: a function does not say beforehand what its task measures; name the task's"
+            " class, or give the function the class's measures"
+        )
     if not isinstance(measures, Mapping) or not all(isinstance(read, Declaration) for read in measures.values()):
         raise ConfigError(
             f"scenario.task {item.name}: its measures must be a Declaration for each name, but are {measures!r}"
         )
+    if wrong := [name for name in measures if not _MEASURE.fullmatch(str(name))]:
+        raise ConfigError(f"scenario.task {item.name}: the measure {wrong[0]!r} must be a word of at most 60 letters")
     return [
         {"name": name, "mode": read.mode, "unit": read.unit, "chance": read.chance} for name, read in measures.items()
     ]

@@ -52,7 +52,11 @@ def test_trials_that_nothing_chooses_may_be_of_any_task(tmp_path: Path) -> None:
         ({"metric": "extra/rmse"}, "sweep.mode=max looks for the maximum of extra/rmse, of which less is better"),
         ({"metric": ["extra/r2", "total_bytes"], "mode": ["min", "min"]}, "the minimum of extra/r2, of which more is"),
         ({"metric": "extra/my_own"}, "sweep.metric: extra/my_own is no figure of the task's or of .* are extra/.*rmse"),
-        ({"metric": "extra/client_rmse_worst10", "mode": "min"}, None),
+        (
+            {"metric": "extra/client_rmse_worst10", "mode": "min"},
+            "client_rmse_worst10 is no figure of the task's",
+        ),
+        ({"constraints": ["extra/nope <= 3"]}, "sweep.constraints: extra/nope is no figure of the task's"),
         ({"metric": "extra/mean_staleness", "mode": "min"}, None),
         ({"metric": "extra/rmse", "mode": "min"}, None),
     ],
@@ -62,5 +66,18 @@ def test_a_sweep_that_looks_for_the_worst_or_what_may_not_be_there_says_so(
 ) -> None:
     sweep = {"space": {RATE: {"grid": [0.1, 0.2]}, "seed": {"grid": [0, 1]}}, **aim}
     notes = prepare(load_config(number(**sweep)), SweepFolder(tmp_path / "sweep"), resume=False).notes
-    turned = [text for text in notes if text.startswith(("sweep.mode", "sweep.metric"))]
+    turned = [text for text in notes if text.startswith(("sweep.mode", "sweep.metric", "sweep.constraints"))]
     assert [bool(re.search(note, text)) for text in turned] == [True] if note else not turned
+
+
+@pytest.mark.parametrize(
+    ("figure", "better"), [("client_accuracy_worst10", "max"), ("client_accuracy_sd", "min"), ("class_accuracy", "max")]
+)
+def test_figures_over_clients_are_looked_for_at_their_best(figure: str, better: str, tmp_path: Path) -> None:
+    tree = number(metric=f"extra/{figure}", mode="min" if better == "max" else "max")
+    tree |= {"scenario": {"clients": 4}, "evaluation": {"per_client": True}}
+    notes = prepare(load_config(tree), SweepFolder(tmp_path / "sweep"), resume=False).notes
+    assert any(f"set sweep.mode to {better} unless you mean that" in text for text in notes)
+    tree["sweep"]["mode"] = better
+    notes = prepare(load_config(tree), SweepFolder(tmp_path / "sweep"), resume=False).notes
+    assert not any(text.startswith(("sweep.mode", "sweep.metric")) for text in notes)

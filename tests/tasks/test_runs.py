@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ import pytest
 import torch
 from ray_pool import Pool, play
 
+from fedsweep import Declaration
 from fedsweep.api import load_model, run
-from fedsweep.catalog import built_in_card, method_names
+from fedsweep.catalog import built_in_card, method_names, task_metrics
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run
+from fedsweep.engine.per_client import spread
 from fedsweep.errors import ConfigError, DataError, FedsweepError, InputError
 from fedsweep.experiment.build_world import build_task, strata_of
 from fedsweep.experiment.checks import check_experiment
@@ -225,6 +229,10 @@ SKEW = {"kind": "dirichlet", "dirichlet_alpha": 0.5}
             "target_accuracy is never reached, since task Regression classifies nothing",
         ),
         (
+            {"scenario": {"dataset": "diabetes"}, "evaluation": {"targets": [0.5]}},
+            "evaluation.targets are accuracies, but task Regression classifies nothing",
+        ),
+        (
             {"scenario": {"dataset": "lines", "partition": {"kind": "mixture", "of": [IID, {"share": 1, **SKEW}]}}},
             "partition dirichlet goes by classes, but data set 'lines' has none",
         ),
@@ -322,6 +330,22 @@ def data(*, root, download):
             "'error': strata must be numbered from 0 on, below 100,000, but one is",
         ),
         ("measures", {"error": "min"}, "task own_error:Error: its measures must be a Declaration for each"),
+        (
+            "measures",
+            {"50% off": Declaration()},
+            "own_error:Error: the measure '50% off' must be a word of at most",
+        ),
+        (
+            "measures",
+            {"round": Declaration()},
+            "task: the column 'round' would be there twice; give the measure",
+        ),
+        ("outputs", 7, r"task Error: outputs must be a tuple of sizes, such as \(1,\), not 7"),
+        (
+            "tally",
+            lambda _, outputs, targets: {"loss": torch.zeros(len(targets)), "count": torch.tensor(len(targets))},
+            r"must return sums of one shape whatever the batch, .* loss of \(25,\) and \(15,\)",
+        ),
     ],
 )
 def test_what_a_task_of_ones_own_should_not_have_said_is_told_in_one_line(
@@ -330,13 +354,38 @@ def test_what_a_task_of_ones_own_should_not_have_said_is_told_in_one_line(
     (tmp_path / "own_error.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(tmp_path)
     scenario = {"dataset": "own_error:data", "task": {"kind": "own_error:Error"}, "clients": 3}
-    config = {**SMALL, "scenario": {**scenario, "partition": {"kind": "iid"}}}
+    config = {**SMALL, "scenario": {**scenario, "partition": {"kind": "iid"}}, "evaluation": {"batch_size": 25}}
     result = run(config, out=tmp_path / "run")  # figures may be tensors without a dimension
     assert result.to_pandas()["error"].iloc[-1] == pytest.approx(result.to_pandas()["test_loss"].iloc[-1])
     monkeypatch.setattr(f"own_error.Error.{hook}", answer)
     with pytest.raises(FedsweepError, match=message) as caught:
         run(config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_function_says_what_its_task_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is built, so that tables, limits and sweeps know it; the figures were in none of them."""
+    (tmp_path / "own_made.py").write_text(f"{FAULTY}\n\ndef made(*, num_classes, target_shape):\n    return Error()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = {"dataset": "own_made:data", "task": {"kind": "own_made:made"}, "clients": 3}
+    with pytest.raises(ConfigError, match=r"own_made:made: a function does not say .* name the task's class, or give"):
+        run({**SMALL, "scenario": scenario})
+    module = importlib.import_module("own_made")
+    module.made.measures = module.Error.measures
+    assert [entry["name"] for entry in task_metrics(load_config({**SMALL, "scenario": scenario}))] == ["error"]
+
+
+def test_numbers_in_the_order_of_another_machine_are_numbers() -> None:
+    inputs, targets = np.arange(12, dtype=">f4").reshape(4, 3), np.arange(4, dtype=">u2")
+    samples = Samples(inputs=inputs, targets=targets.astype(">f8"))
+    assert samples.inputs.dtype.isnative and samples.targets.dtype.isnative
+    assert samples.inputs.tolist() == inputs.tolist() and samples.targets.tolist() == [0, 1, 2, 3]
+
+
+def test_a_large_figure_of_clients_ends_no_run() -> None:
+    huge, apart = spread("x", np.array([1e308, 1e308, -5.0])), spread("x", np.array([math.inf, -math.inf, 1.0]))
+    assert math.isnan(huge["x"]) and huge["x_worst10"] == -5.0
+    assert math.isnan(apart["x"]) and (apart["x_worst10"], apart["x_best10"]) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize("kind", ["bool", "uint64"])

@@ -221,6 +221,8 @@ class FixedInterval(Pacing):
     Source: DynamicFL, Algorithm 1; interval 1 is DynamicSGD.
     """
 
+    syncs_inside: ClassVar[bool] = True
+
     interval: Count
     sync_rule: SyncRule = "authors"
 

@@ -149,6 +149,9 @@ class Evaluator:
                     outputs.append(answer.cpu())
                 truth = any_of(inputs) if self._task.of_inputs else targets
                 for name, value in ask(self._task, "tally", answer, truth, when=when).items():
+                    if name in tally and (shapes := [tuple(np.shape(v)) for v in (tally[name], value)])[0] != shapes[1]:
+                        must, answer = "sums of one shape whatever the batch", f"{name} of {shapes[0]} and {shapes[1]}"
+                        raise wrong(self._task, "tally", must=must, answer=answer, when=when)
                     tally[name] = tally[name] + value if name in tally else value
                 if owners is not None and by_client is not None:
                     _add_by_client(self._task, by_client, answer, truth, owners[start : start + self._batch_size])

@@ -67,14 +67,24 @@ def spread(name: str, values: np.ndarray, *, mode: Literal["max", "min"] = "max"
     if mode == "min":
         present = present[::-1]
     tenth = math.ceil(len(present) / 10)
-    # Rounded once: in what order numpy itself would sum is not ours to say.
-    mean = math.fsum(present) / len(present)
+    mean = _mean(present)
+    with np.errstate(invalid="ignore", over="ignore"):
+        squares = (present - mean) ** 2
     return {
         name: mean,
-        f"{name}_sd": math.sqrt(math.fsum((present - mean) ** 2) / len(present)),
-        f"{name}_worst10": math.fsum(present[:tenth]) / tenth,
-        f"{name}_best10": math.fsum(present[-tenth:]) / tenth,
+        f"{name}_sd": math.sqrt(_mean(squares)),
+        f"{name}_worst10": _mean(present[:tenth]),
+        f"{name}_best10": _mean(present[-tenth:]),
     }
+
+
+def _mean(values: np.ndarray) -> float:
+    """Compute the mean; of what has none that is a number, as of infinite values of both signs, NaN."""
+    try:
+        # Rounded once: in what order numpy itself would sum is not ours to say.
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def own_models_question(experiment: Experiment, test: ClientTest, state: RunState) -> Question:

@@ -80,6 +80,11 @@ def _check_task(experiment: Experiment) -> None:
             f"evaluation.per_client goes by classes, which task {name} has not, or by clients' own test samples; these"
             " take data with groups, of the test too, scenario.partition {kind: writer} and no drift; set it to false"
         )
+    if experiment.targets:
+        raise ConfigError(
+            f"evaluation.targets are accuracies, but task {name} classifies nothing; leave them out, or set"
+            " training.stop.target: {metric: FIGURE, value: NUMBER}, of the task's figures or evaluation.metrics"
+        )
     if experiment.training.stop.target_accuracy is not None:
         raise ConfigError(
             f"training.stop.target_accuracy is never reached, since task {name} classifies nothing; leave it out, or"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,10 +43,8 @@ if TYPE_CHECKING:
 _CHECKED_SETTINGS = 48
 # Draws by which a search's space is checked, and a trial's size estimated.
 _SAMPLE_DRAWS = 4
-# Figures that no metric and no method reports, by their columns.
-_OWN_FIGURES = re.compile(
-    r"extra/((class_accuracy|personal_accuracy|own_accuracy|client_\w+?)(_sd|_worst10|_best10)?|mean_staleness|server_flops)"
-)
+# Figures that the engine reports of some methods, by their columns; spread over clients, and one by one.
+_SPREADS, _SINGLES = {"personal_accuracy": "max", "own_accuracy": "max"}, ("mean_staleness", "server_flops")
 
 _PBT_NOTE = (
     "sweep.scheduler=pbt changes values on the way: settings are named by the values that trials began with, and the"
@@ -198,18 +195,31 @@ def _doubtful_aims(config: Config, of_trial: Config) -> list[str]:
     better |= dict.fromkeys(("test_loss", "train_loss", "total_bytes"), "min")
     measured = {f"extra/{entry['name']}": entry["mode"] for entry in task_metrics(of_trial)}
     measured |= {f"extra/{c}": metric.declaration.mode for metric in build_metrics(of_trial) for c in metric.columns}
-    better |= measured
+    own = _own_figures(of_trial)
+    better |= measured | own
+    limited = [limit.metric for limit in config.sweep.limits]
     return [
-        f"sweep.metric: {name} is no figure of the task's or of evaluation.metrics (these are"
+        f"sweep.{key}: {name} is no figure of the task's or of evaluation.metrics (these are"
         f" {', '.join(measured) or 'none'}); unless the method reports it, no trial has it"
-        for name in config.sweep.aims
-        if name.startswith("extra/") and name not in measured and not _OWN_FIGURES.fullmatch(name)
+        for key, names in (("metric", config.sweep.aims), ("constraints", limited))
+        for name in names
+        if name.startswith("extra/") and name not in {*measured, *own, *(f"extra/{each}" for each in _SINGLES)}
     ] + [
         f"sweep.mode={mode} looks for the {mode}imum of {name}, of which {'less' if mode == 'max' else 'more'} is"
         f" better; set sweep.mode to {better[name]} unless you mean that"
         for name, mode in config.sweep.aims.items()
         if mode != better.get(name, mode)
     ]
+
+
+def _own_figures(config: Config) -> dict[str, str]:
+    """Return what the engine reports over clients and classes, by column, and whether the least or the most is best."""
+    leading = next(iter(task_metrics(config)), {"name": "accuracy", "mode": "max"})
+    spreads = dict(_SPREADS)
+    if config.evaluation.per_client:
+        spreads |= {"class_accuracy": "max", f"client_{leading['name']}": str(leading["mode"])}
+    modes = {f"extra/{name}{part}": mode for name, mode in spreads.items() for part in ("", "_worst10", "_best10")}
+    return modes | {f"extra/{name}_sd": "min" for name in spreads}
 
 
 def trial_costs(prepared: PreparedSweep, entries: Sequence[PreparedTrial]) -> dict[str, Forecast]:

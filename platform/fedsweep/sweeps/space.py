@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedsweep.catalog import build_metrics
+from fedsweep.catalog import build_metrics, task_metrics
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.texts import method_label, value_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
@@ -284,10 +284,14 @@ def check_combination(config: Config) -> None:
     sweep = config.sweep
     names, modes = [*sweep.aims], [*sweep.aims.values()]
     tested = {f"{EXTRA}/{column}": metric for metric in build_metrics(config) for column in metric.columns}
+    own = [
+        f"{EXTRA}/{entry['name']}" for entry in task_metrics(config) if entry["name"] != "accuracy"
+    ]
+    known = [*_METRICS, *tested, *own]
     for name, mode in zip(names, modes, strict=True):
         if name not in _METRICS and not name.startswith(f"{EXTRA}/"):
-            unknown = unknown_name("metric", name, [*_METRICS, *tested])
-            raise ConfigError(f"sweep.metric: {unknown}; a method's own figures are {EXTRA}/NAME")
+            unknown = unknown_name("metric", name, known)
+            raise ConfigError(f"sweep.metric: {unknown}; a task's and a method's own figures are {EXTRA}/NAME")
         if name in tested and mode != (better := tested[name].declaration.mode):
             raise ConfigError(
                 f"sweep.mode is {mode} for {name}, but of the metric {tested[name].name!r} {_BETTER[better]} is better;"
@@ -295,7 +299,7 @@ def check_combination(config: Config) -> None:
             )
     for limit in sweep.limits:
         if limit.metric not in _METRICS and not limit.metric.startswith(f"{EXTRA}/"):
-            raise ConfigError(f"sweep.constraints: {unknown_name('metric', limit.metric, [*_METRICS, *tested])}")
+            raise ConfigError(f"sweep.constraints: {unknown_name('metric', limit.metric, known)}")
     if sweep.scheduler == "front":
         _check_front(names, modes)
     elif isinstance(sweep.metric, list) and sweep.scheduler is not None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsweep.errors import DataError
+from fedsweep.errors import ConfigError, DataError
 from fedsweep.guard import Call, as_number, returns, sums
 from fedsweep.parameters.ranges import Checked
 from fedsweep.tasks.declaration import Declaration
@@ -74,7 +74,14 @@ class Task(Checked, ABC):
     @property
     def num_outputs(self) -> int:
         """The number that a model's builder gets as ``num_classes``."""
-        return self.num_classes or self.outputs[-1]
+        if self.num_classes:
+            return self.num_classes
+        outputs = self.outputs
+        if not (isinstance(outputs, tuple) and outputs and all(isinstance(size, int) and size > 0 for size in outputs)):
+            raise ConfigError(
+                f"task {type(self).__name__}: outputs must be a tuple of sizes, such as (1,), not {outputs!r}"
+            )
+        return outputs[-1]
 
     def check(self, targets: NDArray[Any], where: str) -> None:
         """Refuse targets that the task can't have.

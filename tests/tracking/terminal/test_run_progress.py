@@ -169,7 +169,7 @@ def test_quiet_progress_shows_no_long_work(capsys: pytest.CaptureFixture[str]) -
 
 def test_round_without_evaluation_shows_a_dash_and_the_training_loss() -> None:
     row = Standing("study", 10).add(record(1, accuracy=None))
-    assert (row["accuracy"], row["best"], row["loss"]) == ("-", "-", "2.5")
+    assert (row["accuracy"], row["best"], row["loss"]) == ("-", "-", "2.5 (train)")
 
 
 def test_rounds_from_before_a_resume_count_in_bytes_and_best() -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
 # The pace is the mean of so many rounds; the live table shows the newest few.
+# From here on digits behind the point say nothing, and a line would have hundreds before it.
+_LARGE = 1e5
 _PACE_ROUNDS = 10
 _SHOWN_ROUNDS = 5
 # In a pipe so many seconds pass at least between two lines on the same long work.
@@ -71,8 +73,10 @@ class Standing:
             self._seconds.clear()  # the first round loads libraries and says little about the others
         self._counted += 1
         self._seconds.append(record.wall_time_s + record.eval_time_s)
-        loss = record.test_loss if record.test_loss is not None else record.train_loss
-        figures = (_figure(value, "%.4f"), _figure(self.best, "%.4f"), _figure(loss, "%.4g"))
+        loss = _figure(record.test_loss, "%.4g")
+        if record.test_loss is None and record.train_loss is not None:
+            loss = f"{record.train_loss:.4g} (train)"
+        figures = (_figure(value, "%.4f"), _figure(self.best, "%.4f"), loss)
         sent = (megabytes_text(self.total_bytes), _figure(record.comm_ratio, "%.4f"))
         return dict(zip(_HEADINGS, (str(record.round), *figures, *sent, f"{self.pace:.2f}"), strict=True))
 
@@ -329,4 +333,6 @@ def _duration(seconds: float) -> str:
 
 
 def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else form % value
+    if value is None:
+        return "-"
+    return form % value if abs(value) < _LARGE else f"{value:.4g}"

@@ -295,7 +295,8 @@ def _array(values: Any, what: str) -> Array:
     # By the two ends, which a NaN makes NaN: no copy of all. In float32, which networks get, larger ones are infinite.
     if values.dtype.kind == "f" and not -_LARGEST <= float(values.min()) <= float(values.max()) <= _LARGEST:
         raise DataError(f"{what} must be finite in float32, but holds NaN, infinite values or some over {_LARGEST:.2g}")
-    return _contiguous(values)
+    # Of files of other machines: torch takes the byte order of this one alone.
+    return _contiguous(values if values.dtype.names else values.astype(values.dtype.newbyteorder("="), copy=False))
 
 
 def _contiguous(values: Array) -> Array:
