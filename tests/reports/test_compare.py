@@ -21,6 +21,7 @@ from fedsweep.figures.style import COLOURS, setting_looks
 from fedsweep.reports import compare
 from fedsweep.reports.compare import compared_runs, print_layout, print_runs, print_settings
 from fedsweep.reports.setting_table import TableStyle, settings_as
+from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, group_settings, remarks, shortly_called
 from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
 from fedsweep.results.view import RunView
@@ -224,6 +225,23 @@ def test_settings_are_means_over_their_seeds(tmp_path: Path) -> None:
     assert header.split()[:5] == ["setting", "method", "acc", "sd", "95%"]
     assert first.split() == "three FedAvg 60.00% 10.00% 35.16% to 84.84% 60.00% 1.5 kB 0.000 - - 1.5s - 3 -".split()
     assert second.split() == "lost FedAvg - - - - - - - - - - 0 1".split()
+
+
+def test_where_nothing_is_classified_deviation_and_order_are_of_the_first_figure(tmp_path: Path) -> None:
+    task = "{task: {kind: regression, metrics: [{name: rmse, mode: min, unit: '', chance: null}]}}"
+    for name, errors in (("far", (3.0, 5.0, 4.0)), ("near", (1.0, 1.0, 1.0))):
+        for seed, error in enumerate(errors):
+            values = {"test_accuracy": None, "extra": {"rmse": error}}
+            run = write_run(tmp_path / f"{name}{seed}", values, name=name, seed=seed)
+            (run / "config.yaml").write_text(
+                f"name: {name}\nseed: {seed}\nscenario: {task}\nmethod: {{name: fedavg}}\n"
+            )
+    runs = compared_runs([tmp_path])
+    header, far, near = table(runs, by_setting=True)
+    assert header.split()[:7] == ["setting", "method", "acc", "sd", "95%", "best", "rmse"]
+    assert far.split()[:9] == "far FedAvg - 1 1.516 to 6.484 - 4".split()
+    assert near.split()[:9] == "near FedAvg - 0 1 to 1 - 1".split()
+    assert figure_name("acc", runs, what="--sort") == figure_name("rmse", runs, what="--sort") == "rmse"
 
 
 def test_wide_letters_keep_the_columns_aligned(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.formats import as_html, as_latex, as_markdown, as_text, html_fragment
 from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured, setting_of
-from fedsweep.results.typeset import latex_text
+from fedsweep.results.typeset import latex_text, markdown_text
 
 Changed = Callable[[str, str], Path]
 
@@ -107,6 +107,8 @@ def test_latex_is_balanced_and_escapes_what_it_must(table: TableFile) -> None:
     assert {line.replace(r"\&", "").count("&") for line in rows} == {4}
     assert r"72.1$\pm$0.4\textsuperscript{*$\dagger$}" in text and "(70.0$\\pm$0.5)" in text
     assert latex_text("--seeds") == "-{}-seeds" and latex_text("a - b-c") == "a - b-c"
+    assert latex_text("\N{GREEK CAPITAL LETTER DELTA} ≈ \N{GREEK SMALL LETTER PI}") == r"$\Delta$ $\approx$ $\pi$"
+    assert markdown_text("#1 $x$") == r"\#1 \$x\$"  # between two of them stands a formula
     assert latex_text('("a" and "b"), 5"') == "(``a'' and ``b''), 5''"
 
 

@@ -154,6 +154,13 @@ def test_what_replaces_a_table_begins_with_its_plan(given_all: TableRequest, tmp
     assert again.going_on and again.prepared().plan.trials == folder.read_plan().trials
 
 
+def test_a_tables_file_may_be_called_otherwise(given_all: TableRequest, table_path: Path, tmp_path: Path) -> None:
+    made = reproduce_table(given_all, out=tmp_path / "out")
+    other = table_path.rename(table_path.with_name("other.yaml"))
+    request = replace(given_all, table=str(other), runs_from=())
+    assert reproduce_table(request, out=made.folder, resume=True).grid.cells == made.grid.cells
+
+
 def test_runs_that_lie_where_a_table_begins_are_not_replaced(given_all: TableRequest, tmp_path: Path) -> None:
     (kept,) = given_all.runs_from
     folder, none = SweepFolder(tmp_path / "out"), replace(given_all, runs_from=())

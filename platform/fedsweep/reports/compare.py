@@ -11,7 +11,7 @@ from fedsweep.reports.setting_table import FORMATS, TableStyle, row_order, setti
 from fedsweep.reports.who_pays import print_shares
 from fedsweep.reports.world_parts import most_sent, share_of_box
 from fedsweep.results.seed_statistics import Estimate, finite
-from fedsweep.results.selection import only_those, order_of
+from fedsweep.results.selection import leading_figure, only_those, order_of
 from fedsweep.results.settings import ReportRun, Setting, report_runs, shortly_called
 from fedsweep.results.texts import MISSING, bytes_text, metric_text, metric_title, seconds_text
 from fedsweep.results.view import ENERGY, MONEY, RunView, load_runs, metrics_of, spent_of
@@ -169,13 +169,15 @@ def _run_cells(run: ReportRun, metrics: Mapping[str, Declaration], spent: Iterab
 def _setting_cells(
     setting: Setting, method: str, metrics: Mapping[str, Declaration], spent: Iterable[str], *, volume: float | None
 ) -> list[str]:
-    accuracy = setting.over_seeds("test_accuracy")
+    # Of what is compared: the accuracy, or where nothing is classified the task's first figure.
+    leading = leading_figure(setting.views)
+    estimate, read = setting.over_seeds(leading), metrics.get(leading)
     return [
         setting.label,
         method,
-        _percent(finite(accuracy.mean)),
-        _percent(finite(accuracy.sd)),
-        _interval(accuracy),
+        _percent(finite(setting.over_seeds("test_accuracy").mean)),
+        _spread_text(finite(estimate.sd), read),
+        _interval(estimate, read),
         _percent(setting.figure("best_test_accuracy")),
         *(metric_text(setting.figure(name), declaration) for name, declaration in metrics.items()),
         bytes_text(setting.figure("total_bytes")),
@@ -194,9 +196,13 @@ def _percent(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.2f}%"
 
 
-def _interval(estimate: Estimate) -> str:
+def _spread_text(value: float | None, read: Declaration | None) -> str:
+    return _percent(value) if read is None else metric_text(value, read)
+
+
+def _interval(estimate: Estimate, read: Declaration | None) -> str:
     ends = finite(estimate.low), finite(estimate.high)
-    return MISSING if None in ends else " to ".join(map(_percent, ends))
+    return MISSING if None in ends else " to ".join(_spread_text(end, read) for end in ends)
 
 
 def _ratio(value: float | None) -> str:

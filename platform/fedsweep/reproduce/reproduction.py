@@ -141,7 +141,9 @@ class Reproduction:
     @property
     def _digest(self) -> str:
         cells = [[cell.row, cell.column, dict(cell.values)] for cell in self.cells]
-        text = canonical([self.table.kind, self.config.given, cells])
+        # Not the name, which is that of the table's file: that may be called otherwise.
+        config_tree = {key: value for key, value in self.config.given.items() if key != "name"}
+        text = canonical([self.table.kind, config_tree, cells])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -27,6 +27,7 @@ FIGURE_NAMES: Mapping[str, str] = {
     "s/round": "round_time_s",
     "rounds": "round",
 }
+_ACCURACIES = ("acc", "accuracy")
 _MANY_SHOWN = 8
 
 
@@ -37,6 +38,8 @@ def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
         ConfigError: No run has it.
     """
     wanted = FIGURE_NAMES.get(name, name)
+    if name in _ACCURACIES and (leading := leading_figure(run.view for run in runs)) != "test_accuracy":
+        wanted = leading  # where nothing is classified the task's first figure stands for the accuracy
     columns = {
         column
         for run in runs

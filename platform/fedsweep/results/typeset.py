@@ -37,18 +37,24 @@ _LATEX = {
     "≥": r"$\geq$",
     "∞": r"$\infty$",
     "→": r"$\to$",
+    "≈": r"$\approx$",
+    "≠": r"$\neq$",
+    "\u2212": "$-$",
+    "·": r"$\cdot$",
     "\u2013": "--",
     "—": "---",
     "…": r"\dots{}",
-    **dict(zip("αβγδεηθκλμρστ", map(r"$\{}$".format, (
-        "alpha", "beta", "gamma", "delta", "varepsilon", "eta", "theta", "kappa", "lambda", "mu", "rho", "sigma", "tau",
+    **dict(zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ", map(r"$\{}$".format, (
+        "alpha", "beta", "gamma", "delta", "varepsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
+        "xi", "pi", "rho", "sigma", "tau", "upsilon", "varphi", "chi", "psi", "omega",
+        "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
     )), strict=True)),
 }  # fmt: skip
 
 
 def markdown_text(text: str) -> str:
     """Text as GitHub's Markdown shows it; brackets stay readable, but make no link, box or definition of a link."""
-    return escape(re.sub(r"([\\`*_|~#]|^\[|(?<=\])[(\[])", r"\\\1", text), quote=False)
+    return escape(re.sub(r"([\\`*_|~#$]|^\[|(?<=\])[(\[])", r"\\\1", text), quote=False)
 
 
 def markdown_table(frame: pd.DataFrame, *, strong: Collection[tuple[int, int]] = ()) -> list[str]:

@@ -284,13 +284,11 @@ def check_combination(config: Config) -> None:
     sweep = config.sweep
     names, modes = [*sweep.aims], [*sweep.aims.values()]
     tested = {f"{EXTRA}/{column}": metric for metric in build_metrics(config) for column in metric.columns}
-    own = [
-        f"{EXTRA}/{entry['name']}" for entry in task_metrics(config) if entry["name"] != "accuracy"
-    ]
-    known = [*_METRICS, *tested, *own]
+    own = [f"{EXTRA}/{entry['name']}" for entry in task_metrics(config) if entry["name"] != "accuracy"]
+    all_metrics = [*_METRICS, *tested, *own]
     for name, mode in zip(names, modes, strict=True):
         if name not in _METRICS and not name.startswith(f"{EXTRA}/"):
-            unknown = unknown_name("metric", name, known)
+            unknown = unknown_name("metric", name, all_metrics)
             raise ConfigError(f"sweep.metric: {unknown}; a task's and a method's own figures are {EXTRA}/NAME")
         if name in tested and mode != (better := tested[name].declaration.mode):
             raise ConfigError(
@@ -299,7 +297,7 @@ def check_combination(config: Config) -> None:
             )
     for limit in sweep.limits:
         if limit.metric not in _METRICS and not limit.metric.startswith(f"{EXTRA}/"):
-            raise ConfigError(f"sweep.constraints: {unknown_name('metric', limit.metric, known)}")
+            raise ConfigError(f"sweep.constraints: {unknown_name('metric', limit.metric, all_metrics)}")
     if sweep.scheduler == "front":
         _check_front(names, modes)
     elif isinstance(sweep.metric, list) and sweep.scheduler is not None:
