@@ -84,6 +84,11 @@ def plot_runs(
         curves = [replace(run, curve=curve_of(run.view, figures)) for run in runs]
         _plot_curves(study_of(curves, rows=rows, columns=columns), target, figures=figures, x=across, called=called)
         return
+    for name, figure in zip(names, figures, strict=True):
+        if all(run.view.figure(figure) is None for run in runs) and any(run.num_rounds for run in runs):
+            raise ConfigError(
+                f"--y {name}: no run has it ({leading_figure(run.view for run in runs)} is what they have)"
+            )
     key = _number_key(runs, x)
     flats = [runs[setting.runs[0]].flat for setting in group_settings(runs)]
     table = config_table(flats)
