@@ -125,7 +125,8 @@ def test_a_mean_of_whole_models_needs_shares_and_the_server(cut: str) -> None:
     with pytest.raises(ConfigError, match="go with CompleteNet, which the server alone does"):
         build_method({"merge": [{"name": "hierfavg"}, complete]})
     build_method({"merge": [{"name": "hierfavg"}, {"name": cut}, {"name": "fedadam"}]})  # at the server the edges meet
-    build_method({"merge": [{"name": "dpsgd"}, {"name": "moon"}]})  # its refinement changes nothing
+    for name in ("moon", "fjord"):  # whose refinements check, test, or are for batch norm
+        build_method({"merge": [{"name": "dpsgd"}, {"name": name}]})
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -136,6 +136,9 @@ class StaticBatchNorm(Refinement):
     nothing more travels; the paper asks the clients.
     """
 
+    # Networks without batch norm go wherever; where no model meets at a server, none is tested by its statistics.
+    changes_model: ClassVar[bool] = False
+
     method: str
 
     def init(self, context: ServerContext) -> State:
@@ -167,6 +170,8 @@ class WidthAccuracies(Refinement):
         widths: Above 0, at most 1.
         method: Whose this is, for messages.
     """
+
+    changes_model: ClassVar[bool] = False
 
     widths: tuple[float, ...]
     method: str

@@ -217,7 +217,8 @@ def build_metrics(config: Config) -> tuple[Metric, ...]:
         own = [*(field.name for field in fields(RoundRecord)), *TABLE_COLUMNS]
         columns = [*own, *tasks, *(column_of(m.name) for m in metrics)]
         if twice := [column for place, column in enumerate(columns) if column in columns[:place]]:
-            key, whose = ("scenario.task", "measure") if twice[0] in tasks else (key, "function")
+            is_tasks = twice[0] in tasks and twice[0] in own
+            key, whose = ("scenario.task", "measure") if is_tasks else (key, "function")
             raise ConfigError(f"{key}: the column {twice[0]!r} would be there twice; give the {whose} another name")
         config.bound[key] = tuple(metrics)
     bound: tuple[Metric, ...] = config.bound[key]

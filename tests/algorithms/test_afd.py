@@ -174,8 +174,10 @@ def test_a_rounds_loss_is_that_of_all_its_jobs() -> None:
     assert policy.learn(state, [update(0, float("nan"))], place(2)) == state
 
 
-def test_with_sync_points_inside_rounds_it_learns_from_every_step() -> None:
-    made = tiny_experiment(merge(afd(keep=0.5), dynamicsgd()), build=net, local_steps=6, cohort_size=2, sizes=(16,) * 6)
+@pytest.mark.parametrize("other", [dynamicsgd(), hierfavg(edge_interval=2)])
+def test_with_sync_points_inside_rounds_it_learns_from_every_step(other: FederatedMethod) -> None:
+    options: dict[str, Any] = {"build": net, "local_steps": 6, "cohort_size": 2, "sizes": (16,) * 6}
+    made = tiny_experiment(merge(afd(keep=0.5), other), topology=tree(num_clients=6, edges=2), **options)
     engine = local_engine(made)
     state = run_rounds(engine, rounds=1)
     records = state.components["submodels"]["known"]

@@ -11,7 +11,7 @@ import torch
 from tiny import normed, run, vector
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fednova import NormalizedMoves, fednova, normalised
@@ -80,6 +80,7 @@ def test_momentum_that_outlives_a_round_takes_equal_steps(keep: Literal["persist
         check_experiment(tiny_experiment(fednova(), optimizer=optimizer))
     with pytest.raises(ConfigError, match="NormalizedMoves divides moves by steps"):
         check_experiment(tiny_experiment(merge(fednova(), dynamicfl()), optimizer=optimizer, local_steps=7))
+    check_experiment(tiny_experiment(merge(fednova(), dynamicsgd()), optimizer=optimizer, local_steps=7))
     for options in ({"local_steps": 7}, {"equal_steps": True}):
         same = {"sizes": UNEQUAL, "optimizer": optimizer, **options}
         check_experiment(tiny_experiment(fednova(), **same))  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def test_a_run_of_other_code_goes_on_where_it_is_allowed_and_says_so(
     before = (begun / "sources.json").read_text()
     assert main(["run", "--resume", str(begun), "--quiet"]) == 2
     told = capsys.readouterr().err
-    assert "made by other code (changed since: my.py)" in told and "--allow-changed-code" in told
+    assert "made by other code or files (changed since: my.py)" in told and "--allow-changed-code" in told
     assert (begun / "sources.json").read_text() == before and RunFolder(begun).read_result()["rounds"] == 1
     assert main(["run", "--resume", str(begun), "--quiet", "--allow-changed-code"]) == 0
     result = RunFolder(begun).read_result()
@@ -130,7 +130,7 @@ def test_work_within_the_first_round_is_of_one_code(tmp_path: Path) -> None:
     assert not changed_since(tmp_path, now)  # nothing has been played
     (tmp_path / "checkpoints" / "round-000000.json").write_text("{}")
     assert changed_since(tmp_path, now) == "changed since: my.py"
-    with pytest.raises(ConfigError, match=r"was made by other code \(changed since: my\.py\)"):
+    with pytest.raises(ConfigError, match=r"was made by other code or files \(changed since: my\.py\)"):
         begin_log(tmp_path, now, resume=True, allow_changed=False)
     begin_log(tmp_path, now, resume=True, allow_changed=True)
     assert changes_on_the_way(tmp_path) == ["from round 1 on, other code played it (changed since: my.py)"]
@@ -150,6 +150,8 @@ def test_a_file_that_the_scenario_names_is_a_source(key: str, tmp_path: Path) ->
     path.write_text(f"{GRAPH}0 2\n")
     assert changes(before, sources_of(tree)) == f"changed since: {path}"
     assert str(path) not in shared_sources(tree)  # other nodes need not have it
+    replayed = {"scenario": {"availability": {"kind": "replay", key: str(path)}}}
+    assert str(path) not in sources_of(replayed)  # what was recorded may go on
 
 
 def test_a_run_does_not_go_on_in_another_world(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_a_run_does_not_go_on_in_another_world(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_plan(plan_run(load_config(given)), tmp_path / "run", observers=[Interrupt()])
     path.write_text("0 2\n2 1\n1 3\n3 0\n")
-    with pytest.raises(ConfigError, match=r"was made by other code \(changed since: .*graph\.txt\)"):
+    with pytest.raises(ConfigError, match=r"was made by other code or files \(changed since: .*graph\.txt\)"):
         run_plan(plan_run(load_config(given)), tmp_path / "run", resume=True)
 
 
@@ -190,7 +192,7 @@ def test_a_sweeps_trials_are_of_one_code(tmp_path: Path, code: Code) -> None:
     run_plan(plan_run(prepared.entries[0].config), first)
     assert prepare(config, folder, resume=True).unfinished == prepared.entries[1:]
     code("second")
-    with pytest.raises(ConfigError, match=r"0001-seed=0 was made by other code \(changed since: my\.py\)"):
+    with pytest.raises(ConfigError, match=r"0001-seed=0 was made by other code or files \(changed since: my\.py\)"):
         prepare(config, folder, resume=True)
     assert len(prepare(config, folder, resume=True, allow_changed_code=True).unfinished) == 1
     again = prepare(config, folder, resume=False, extend=True)

@@ -146,7 +146,7 @@ def test_where_nothing_is_classified_the_tasks_first_figure_is_drawn(tmp_path: P
     plot_runs(compared_runs([tmp_path]), "a.png")
     (axes,) = figures[0].axes
     assert axes.get_ylabel() == "perplexity" and [list(line.get_ydata()) for line in axes.lines] == [[16.5]]
-    with pytest.raises(InputError, match="--y best: no run has it .perplexity is what they have"):
+    with pytest.raises(InputError, match=r"--y best: no run has it .perplexity is what they have"):
         plot_runs(compared_runs([tmp_path]), "a.png", x="seed", y="best")
 
 

@@ -340,6 +340,7 @@ def data(*, root, download):
             {"round": Declaration()},
             "task: the column 'round' would be there twice; give the measure",
         ),
+        ("outputs", (np.int64(0),), r"task Error: outputs must be a tuple of sizes"),
         ("outputs", 7, r"task Error: outputs must be a tuple of sizes, such as \(1,\), not 7"),
         (
             "tally",
@@ -357,6 +358,8 @@ def test_what_a_task_of_ones_own_should_not_have_said_is_told_in_one_line(
     config = {**SMALL, "scenario": {**scenario, "partition": {"kind": "iid"}}, "evaluation": {"batch_size": 25}}
     result = run(config, out=tmp_path / "run")  # figures may be tensors without a dimension
     assert result.to_pandas()["error"].iloc[-1] == pytest.approx(result.to_pandas()["test_loss"].iloc[-1])
+    monkeypatch.setattr("own_error.Error.outputs", (np.int64(1),))  # as shapes of NumPy's are
+    assert run(config).rounds["error"].to_pylist() == result.rounds["error"].to_pylist()
     monkeypatch.setattr(f"own_error.Error.{hook}", answer)
     with pytest.raises(FedsweepError, match=message) as caught:
         run(config)

@@ -173,6 +173,19 @@ def test_a_store_that_is_put_back_from_a_copy_gets_what_came_later(
     assert points(store) == whole and runs(store) == ["FINISHED"]
 
 
+def test_a_store_that_is_put_back_from_a_copy_of_the_shorter_run_gets_the_rest(
+    store: Path, tmp_path: Path, whole: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "tiny.yaml", "--out", "run", "-q", "--set", "training.rounds=3"]) == 0
+    shutil.copy(store, tmp_path / "copy.db")
+    assert main(["run", "--resume", "run", "--rounds", "5", "-q"]) == 0 and points(store) == whole
+    shutil.copy(tmp_path / "copy.db", store)
+    for now in (" now", ""):
+        code, out = play(("sync", "run"), capsys)
+        assert code == 0 and out.endswith(f"MLflow has everything of it{now}\n")
+    assert points(store) == whole and runs(store) == ["FINISHED"]
+
+
 @pytest.mark.slow
 def test_a_store_that_was_deleted_is_made_again(store: Path, whole: Keys, capsys: pytest.CaptureFixture[str]) -> None:
     api.run("tiny.yaml", out="run", observers=[Trouble(store, "deleted", before=3)])

@@ -221,8 +221,6 @@ class FixedInterval(Pacing):
     Source: DynamicFL, Algorithm 1; interval 1 is DynamicSGD.
     """
 
-    syncs_inside: ClassVar[bool] = True
-
     interval: Count
     sync_rule: SyncRule = "authors"
 

@@ -84,8 +84,8 @@ def _begun(folder: Path, newest: int | None) -> list[Stretch]:
 def refusal(folder: Path, changed: str) -> str:
     """Return the sentence with which a run of other sources is not gone on with."""
     return (
-        f"{folder} was made by other code ({changed}), and a run of two codes repeats nowhere; begin a new run, bring"
-        f" back the code that it was begun with, or go on all the same with {ALLOW}, which its result will say"
+        f"{folder} was made by other code or files ({changed}), and a run of two repeats nowhere; begin a new run,"
+        f" bring back what it was begun with, or go on all the same with {ALLOW}, which its result will say"
     )
 
 

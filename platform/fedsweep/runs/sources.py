@@ -3,8 +3,8 @@
 Counted are fedsweep's own folders from ``driver`` downwards (nothing above takes part in a run: imports point one way)
 and the modules of the user's plug-ins: those that the configuration names and, by their ``import`` statements, all that
 these import outside of the standard library and installed packages. A module that imports by computed names counts
-with all that lies beside it. Files that the scenario names (a graph, a trace, a fleet of devices, budgets) count too.
-What a plug-in reads from files of other kinds is not seen.
+with all that lies beside it. Files that the scenario names (a graph, a fleet of devices, budgets) count too, but for
+traces to replay, which may become longer. What a plug-in reads from files of other kinds is not seen.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _COMPUTED_IMPORT = re.compile(rb"\bimport_module\b|\b__import__\b|\bspec_from_fi
 # In place of a hash of what a session was typed: never the same twice, as far as anybody knows.
 _SESSION = uuid.uuid4().hex[:16]
 _NO_RESULT = frozenset({"name", "tracking", "sweep", "runtime", "checkpoint"})
-# In the scenario: of a topology, of replayed drift and presence and of devices, and of budgets.
+# In the scenario: of a topology, of devices, and of budgets.
 _FILE_KEYS = ("path", "file", "clients")
 # Of the versions in a result, those on which its bits depend.
 _LIBRARIES_THAT_COUNT = ("torch", "torchvision", "numpy")
@@ -98,7 +98,8 @@ def check_same(driver: Sources, tree: Mapping[str, Any]) -> None:
 def _scenario_files(section: Any) -> dict[str, str]:
     """Return the hashes of the files that a part of the scenario names; what can't be read is left to who reads it."""
     digests: dict[str, str] = {}
-    for key, value in section.items() if isinstance(section, Mapping) else ():
+    is_read = isinstance(section, Mapping) and section.get("kind") != "replay"
+    for key, value in section.items() if is_read else ():
         if isinstance(value, Mapping):
             digests |= _scenario_files(value)
         elif isinstance(value, str) and key in _FILE_KEYS:

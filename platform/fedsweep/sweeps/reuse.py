@@ -121,8 +121,8 @@ def check_code(folder: SweepFolder, entries: Sequence[PreparedTrial]) -> None:
         path = folder.trial_path(entry.trial)
         if changed := other_code(path, entry.sources):
             raise ConfigError(
-                f"{path} was made by other code ({changed}), so its figures and those of trials to come can't stand"
-                " beside each other; begin another sweep, bring back that code, run such trials again"
+                f"{path} was made by other code or files ({changed}), so its figures and those of trials to come can't"
+                " stand beside each other; begin another sweep, bring those back, run such trials again"
                 f" ({again}) or keep them with {ALLOW}"
             )
 

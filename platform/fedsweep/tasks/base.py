@@ -74,14 +74,13 @@ class Task(Checked, ABC):
     @property
     def num_outputs(self) -> int:
         """The number that a model's builder gets as ``num_classes``."""
-        if self.num_classes:
-            return self.num_classes
         outputs = self.outputs
-        if not (isinstance(outputs, tuple) and outputs and all(isinstance(size, int) and size > 0 for size in outputs)):
+        sizes = outputs if isinstance(outputs, tuple) else ()
+        if not (sizes and all(isinstance(size, int | np.integer) and size > 0 for size in sizes)):
             raise ConfigError(
                 f"task {type(self).__name__}: outputs must be a tuple of sizes, such as (1,), not {outputs!r}"
             )
-        return outputs[-1]
+        return self.num_classes or int(outputs[-1])
 
     def check(self, targets: NDArray[Any], where: str) -> None:
         """Refuse targets that the task can't have.

@@ -42,6 +42,8 @@ _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _WRITER = "fedsweep.writer"
 _MARK = "fedsweep.mark"
 _FOLDER = "fedsweep.folder"
+# A tag: of which state of its folder the store has everything; empty as long as the run goes on.
+SENT = "fedsweep.sent"
 # A tag: the folder of the sweep that has the experiment to itself.
 _SWEEP = "fedsweep.sweep"
 # Every round has this figure, and comes with all of its figures in one batch, which a store takes whole or not at all.
@@ -109,11 +111,11 @@ class MlflowRun:
             # The mark is noted first: whoever dies before it hears of the run finds it.
             ids = {"experiment_id": entry.experiment_id, "mark": uuid.uuid4().hex}
             _save(folder, uri, ids)
-            own = _run_tags(tags, folder) | {_WRITER: writer, _MARK: ids["mark"]}
+            own = _run_tags(tags, folder) | {_WRITER: writer, _MARK: ids["mark"], SENT: ""}
             run = client.create_run(entry.experiment_id, begun_ms, own, name)
         else:
             # First: from now on nobody else adds to what is read. What goes on may have moved, and have more rounds.
-            fresh = _run_tags(tags, folder) | {_WRITER: writer}
+            fresh = _run_tags(tags, folder) | {_WRITER: writer, SENT: ""}
             client.log_batch(run.info.run_id, tags=[RunTag(*tag) for tag in fresh.items()])
             client.update_run(run.info.run_id, status="RUNNING")
             note_sent(folder, uri, None)
@@ -203,12 +205,12 @@ def note_sent(folder: Path, uri: str, digest: str | None) -> None:
 
 
 def is_complete(folder: Path, uri: str) -> bool:
-    """Check that a store has everything of a run, by the folder's note; a file of ours is asked for the run itself.
+    """Check that a store has everything of a run, by the folder's note; a file of ours has to say the same.
 
-    A file that was put back from a copy may have the run as it was while it went on.
+    One that was put back from a copy has the run as it was then.
     """
     sent = _saved(folder, uri).get("sent")
-    if not isinstance(sent, str) or _status(folder, uri) in (None, "RUNNING"):
+    if not isinstance(sent, str) or (sqlite_path(uri) is not None and _sent_by(folder, uri) != sent):
         return False
     try:
         return sent == digest_of(folder)
@@ -218,21 +220,22 @@ def is_complete(folder: Path, uri: str) -> bool:
 
 def is_there(folder: Path, uri: str) -> bool:
     """Check that a sqlite store has the run that a folder names, undeleted; any other store is taken to have it."""
-    return _status(folder, uri) is not None
+    return sqlite_path(uri) is None or _sent_by(folder, uri) is not None
 
 
-def _status(folder: Path, uri: str) -> str | None:
-    """Return the status of the run that a folder names in a sqlite store; None: it is not there, or was deleted."""
+def _sent_by(folder: Path, uri: str) -> str | None:
+    """Return what a sqlite store says of the run that a folder names, see :data:`SENT`; None: it has no such run."""
     file, mark = sqlite_path(uri), str(_saved(folder, uri).get("mark"))
-    if file is None:
-        return ""
-    active = "FROM tags JOIN runs USING (run_uuid) WHERE key = ? AND value = ? AND lifecycle_stage = 'active'"
+    assert file is not None
+    run = "SELECT run_uuid FROM tags JOIN runs USING (run_uuid) WHERE key = ? AND value = ? AND lifecycle_stage = ?"
+    sent = f"SELECT coalesce(max(value), '') FROM tags WHERE key = ? AND run_uuid = ({run})"
     with (
         contextlib.suppress(sqlite3.Error),
         contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db,
     ):
-        row = db.execute(f"SELECT status {active}", (_MARK, mark)).fetchone()
-        return None if row is None else str(row[0])
+        named = (_MARK, mark, "active")
+        has_run = db.execute(run, named).fetchone() is not None
+        return str(db.execute(sent, (SENT, *named)).fetchone()[0]) if has_run else None
     return None
 
 

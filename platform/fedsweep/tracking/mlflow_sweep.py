@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.errors import FedsweepError, ResourceError
 from fedsweep.runs.background import AT_MOST_S, BackgroundCall, NoAnswer
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.tracking.mlflow_run import MlflowRun, digest_of, is_complete, is_there, note_sent
+from fedsweep.tracking.mlflow_run import SENT, MlflowRun, digest_of, is_complete, is_there, note_sent
 from fedsweep.tracking.mlflow_store import PATIENCE_S, probe_store, quiet_mlflow, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync, status_in
 from fedsweep.tracking.rows import Point, telling
@@ -135,8 +135,10 @@ class SweepTracker:
                 for path in files:
                     if path.is_file():
                         parent.log_file(path)
+                digest = digest_of(self.folder)
+                parent.log_points([], {SENT: digest})
                 parent.end(status)
-            note_sent(self.folder, self.uri, digest_of(self.folder))
+            note_sent(self.folder, self.uri, digest)
 
         self._end, incomplete = end, 0
         self._over.set()

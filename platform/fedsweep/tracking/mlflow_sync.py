@@ -33,6 +33,7 @@ from fedsweep.runs.run_folder import (
 from fedsweep.runs.targets import TargetWatch
 from fedsweep.tracking.mlflow_run import (
     METRICS_PER_BATCH,
+    SENT,
     MlflowRun,
     digest_of,
     is_complete,
@@ -120,6 +121,7 @@ class FolderSync:
             return
         try:
             self._send_files(run)
+            run.log_points([], {SENT: digest})
         finally:  # no file that can't be sent keeps the run open
             run.end(status, at_ms=ended_ms)
             self._has_status = True

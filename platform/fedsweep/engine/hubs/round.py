@@ -17,6 +17,7 @@ from fedsweep.engine.ledger import Size
 from fedsweep.engine.round import Round
 from fedsweep.records import ClientUpdate, SyncContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL
+from fedsweep.world.topology import SERVER
 
 
 class HubCharges(Charges):
@@ -64,6 +65,8 @@ class HubRound(Round):
 
         by_client = {update.client: update for update in updates}
         vector = self._merger.merge(point, by_client, sync, at_server)
+        # A model that a client receives afterwards is another than it had before, whether or not the server has it.
+        self.version += not any(merge.hub == SERVER and merge.travels for merge in point.merges)
         self.vector = self.anchors[self.version] = vector
         self.attendees, self.weights, self.updates = (tuple(by_client) or self.attendees), (), tuple(updates)
         if sync.ends_round:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
 # The pace is the mean of so many rounds; the live table shows the newest few.
-# From here on digits behind the point say nothing, and a line would have hundreds before it.
-_LARGE = 1e5
 _PACE_ROUNDS = 10
 _SHOWN_ROUNDS = 5
 # In a pipe so many seconds pass at least between two lines on the same long work.
@@ -33,6 +31,8 @@ _PLAIN_EVERY_S = 10.0
 _FIRST_ROUNDS = 10
 # What is waited for before the first round or after the last is told there once it has taken so many seconds.
 _PLAIN_WAIT_S = 3.0
+# From here on digits behind the point say nothing, and a line would have hundreds before it.
+_LARGE = 1e5
 # The leading figure of the test, and which way is better, where samples are classified.
 _ACCURACY = ("accuracy", "max")
 _HEADINGS = ("round", "accuracy", "best", "loss", "MB sent", "ratio", "s/round")
