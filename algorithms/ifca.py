@@ -235,7 +235,7 @@ def choice(*, clusters: int) -> int:
     Card(
         title="IFCA",
         source="Ghosh et al., NeurIPS 2020",
-        needs=("classes",),
+        needs=("classes", "two clients"),
         up=(choice,),
         down=(other_models,),
         limits=(Limit(given={"clusters": 1}),),

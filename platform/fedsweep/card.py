@@ -30,6 +30,7 @@ NEEDS: Mapping[str, str] = {
     "units": "a network that lists its units",
     "input shape": "a network that tells the shape of its inputs",
     "no batch norm": "a network without batch norm",
+    "two clients": "at least two clients",
     "two samples": "clients of at least two samples",
 }
 

@@ -241,9 +241,13 @@ LACKING = {
     "no batch norm": "batch norm",
     "graph": "a star",
     "tree": "a star",
+    "two clients": "one client in all",
     "two samples": "clients of one or two samples",
     "classes": "numbers in place of classes",
 }
+
+# Worlds whose optimisers' steps have no such number, or one that is not known in the round.
+_NO_EFFECTIVE_STEPS = {"Adam on the clients", "averaged momentum", "kept momentum and weight decay"}
 
 
 def _without_devices(experiment: Experiment) -> Experiment:
@@ -299,8 +303,8 @@ def rough_worlds_are_survived_or_refused(subject: Subject) -> None:
     allowed = {LACKING[need] for need in subject.card.needs if need in LACKING}
     missing = sorted(allowed - refused.keys())
     _require(not missing, f"the card says that it needs what these worlds lack, but they are not refused: {missing}")
-    optimizer = {"Adam on the clients"} if subject.method.needs_effective_steps else set()
-    odd = {name: text for name, text in refused.items() if name not in allowed | optimizer}
+    allowed |= _NO_EFFECTIVE_STEPS if subject.method.needs_effective_steps else set()
+    odd = {name: text for name, text in refused.items() if name not in allowed}
     _require(not odd, f"refused, though the card does not say that it is needed: {odd}")
 
 
