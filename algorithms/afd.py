@@ -78,7 +78,7 @@ class ScoredUnits(SubModelPolicy):
         """
         if self.keep < 1:
             unit_groups_of(context.model, method="afd")
-        return {"known": {}, "drawn": {}, "heard": {}, "reused": 0.0}
+        return {"known": {}, "drawn": {}, "losses": {}, "reused": 0.0}
 
     def _owner(self, client: int) -> int:
         return client if self.scores == "client" else _EVERYBODY
@@ -118,21 +118,22 @@ class ScoredUnits(SubModelPolicy):
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """Compare each owner's loss with its last one."""
-        heard = dict(state["heard"])
+        losses = dict(state["losses"])
         for u in updates:
             # It counts from the model that came last. Who took no step has NaN, and would spoil a shared map's mean.
             if isfinite(u.train_loss):
-                heard[u.client] = {**heard.get(u.client, {}), u.anchor_version: (u.train_loss, u.steps, u.num_samples)}
+                jobs = losses.get(u.client, {})
+                losses[u.client] = {**jobs, u.anchor_version: (u.train_loss, u.steps, u.num_samples)}
         if not sync.ends_round:
-            return {**state, "heard": heard}
+            return {**state, "losses": losses}
         records = dict(state["known"])
         for owner, units in state["drawn"].items():
-            own = [_of_round(heard[k].values()) for k in sorted(heard) if self._owner(k) == owner]
+            own = [_of_round(losses[k].values()) for k in sorted(losses) if self._owner(k) == owner]
             if own:
                 samples = sum(num_samples for _, num_samples in own)
                 loss = sum(loss * (num_samples / samples) for loss, num_samples in own)
                 records[owner] = self._judged(records.get(owner), units, loss)
-        return {**state, "known": records, "heard": {}}
+        return {**state, "known": records, "losses": {}}
 
     def _judged(self, old: State, units_U: Tensor, loss: float) -> State:
         """Return an owner's map, units and loss after a round."""

@@ -75,7 +75,7 @@ class MeanBank(Refinement):
     Source: Yoon et al. (2021), Algorithm 1. Reading: a client's own averages are among those that it gets.
     """
 
-    changes_model: ClassVar[bool] = False
+    needs_server: ClassVar[bool] = False
 
     group_size: Annotated[int, Ge(2)] | None = None
 

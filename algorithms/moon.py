@@ -82,7 +82,7 @@ class Contrastive(LocalTerm):
 class ContrastNeeds(Refinement):
     """Changes nothing; refuses networks whose features can't be contrasted before anything starts."""
 
-    changes_model: ClassVar[bool] = False
+    needs_server: ClassVar[bool] = False
 
     def init(self, context: ServerContext) -> State:
         """Return an empty state.

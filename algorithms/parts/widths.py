@@ -136,8 +136,8 @@ class StaticBatchNorm(Refinement):
     nothing more travels; the paper asks the clients.
     """
 
-    # Networks without batch norm go wherever; where no model meets at a server, none is tested by its statistics.
-    changes_model: ClassVar[bool] = False
+    # Networks without batch norm do without it.
+    needs_server: ClassVar[bool] = False
 
     method: str
 
@@ -171,7 +171,7 @@ class WidthAccuracies(Refinement):
         method: Whose this is, for messages.
     """
 
-    changes_model: ClassVar[bool] = False
+    needs_server: ClassVar[bool] = False
 
     widths: tuple[float, ...]
     method: str

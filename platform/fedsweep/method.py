@@ -146,11 +146,11 @@ class FederatedMethod:
         parts += ["a weighting of steps from the server's model"] if self.moves_from is not None else []
         parts += ["the codec, whose moves are from the server's model"] if self.codec.encodes else []
         parts += ["work that clients keep over several rounds"] if self.pacing.carries_work() else []
-        is_meant = self.server_update.combines if self.pacing.has_server else self.server_update.plain_mean
-        parts += [] if is_meant else [f"{type(self.server_update).__name__}, which the server alone does"]
+        is_possible = self.server_update.combines if self.pacing.has_server else self.server_update.plain_mean
+        parts += [] if is_possible else [f"{type(self.server_update).__name__}, which the server alone does"]
         if not self.pacing.has_server:
             parts += [
-                f"{type(part).__name__}, which the server alone does" for part in self.refinements if part.changes_model
+                f"{type(part).__name__}, which the server alone does" for part in self.refinements if part.needs_server
             ]
         if parts:
             raise ConfigError(

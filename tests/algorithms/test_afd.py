@@ -163,14 +163,14 @@ def test_in_a_run_falling_losses_freeze_the_units() -> None:
 def test_a_rounds_loss_is_that_of_all_its_jobs() -> None:
     """Two steps at 1, then four, of which the update says 2 and later, of five, 2.6: (2 + 5 x 2.6) / 7."""
     policy = ScoredUnits(keep=0.5)
-    state: State = {"known": {}, "drawn": {0: torch.ones(16, dtype=torch.bool)}, "heard": {}, "reused": 0.0}
+    state: State = {"known": {}, "drawn": {0: torch.ones(16, dtype=torch.bool)}, "losses": {}, "reused": 0.0}
     inner = replace(place(1), ends_round=False)
     for loss, steps, version in ((1.0, 2, 0), (2.0, 4, 1)):
         heard = replace(update(0, loss), steps=steps, anchor_version=version)
         state = policy.learn(state, [heard, update(1, float("nan"))], inner)
     assert not state["known"]
     state = policy.learn(state, [replace(update(0, 2.6), steps=5, anchor_version=1)], place(1))
-    assert state["known"][0]["loss"] == pytest.approx(15 / 7, rel=1e-15) and not state["heard"]
+    assert state["known"][0]["loss"] == pytest.approx(15 / 7, rel=1e-15) and not state["losses"]
     assert policy.learn(state, [update(0, float("nan"))], place(2)) == state
 
 

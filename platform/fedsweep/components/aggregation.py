@@ -226,11 +226,11 @@ class Refinement(ServerComponent):
 
     Class attributes:
         when: At every aggregation, or only at the one that ends the round.
-        changes_model: False where it only refuses worlds or publishes; it then goes where no model meets at a server.
+        needs_server: False where the method is whole without it if no model meets at a server: it then goes there.
     """
 
     when: ClassVar[When] = "round_end"
-    changes_model: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
 
     @abstractmethod
     @returns(pair("vector [{n}], state", finite_vector))

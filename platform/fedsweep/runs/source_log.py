@@ -53,7 +53,7 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
     elif changed := changes(stretches[-1].sources if stretches else None, sources):
         if not allow_changed:
             raise ConfigError(refusal(folder, changed))
-        stretches.append(Stretch(first_round=(newest or 0) + 1, sources=sources, changed=changed))
+        stretches.append(Stretch(first_round=newest + 1, sources=sources, changed=changed))
     write_file(folder / SOURCES, f"{json.dumps([*map(vars, stretches)], indent=1)}\n".encode())
 
 
