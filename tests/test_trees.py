@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsweep.trees import FlatLayout, coverage_mean, layout_of, load_vector, model_vector, weighted_mean
+from fedsweep.trees import FlatLayout, are_equal, coverage_mean, layout_of, load_vector, model_vector, weighted_mean
 
 BLOCK = 65_536
 
@@ -190,3 +190,23 @@ def test_layout_refuses_parameters_of_two_types_and_models_without_any() -> None
 def test_empty_layout_flattens_to_nothing() -> None:
     layout = FlatLayout(names=(), shapes=(), num_params=0, num_buffers=0)
     assert layout.flatten({}).shape == (0,)
+
+
+EQUAL = {"a": [torch.ones(2), (np.arange(3), "x")], "b": None}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**EQUAL, "c": 1},
+        {**EQUAL, "b": 0},
+        {"a": [torch.ones(2).double(), (np.arange(3), "x")], "b": None},
+        {"a": [torch.zeros(2), (np.arange(3), "x")], "b": None},
+        {"a": [torch.ones(2), (np.arange(4), "x")], "b": None},
+        {"a": [torch.ones(2), (np.arange(3.0), "x")], "b": None},
+        {"a": [torch.ones(2)], "b": None},
+    ],
+)
+def test_trees_are_equal_by_their_values(other: dict[str, object]) -> None:
+    assert are_equal(EQUAL, {"a": [torch.ones(2), (np.arange(3), "x")], "b": None})
+    assert not are_equal(EQUAL, other)

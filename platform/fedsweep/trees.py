@@ -181,6 +181,19 @@ def to_tensors(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def are_equal(one: Any, other: Any) -> bool:
+    """Tell whether two trees, of mappings, sequences, tensors, arrays and plain values, have the same bits."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(are_equal, one, other))
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
 def layout_of(model: nn.Module, riders: Iterable[tuple[str, tuple[int, ...]]] = ()) -> FlatLayout:
     """Return the layout of a model's trained parameters and float buffers; all else stays where it is.
 

@@ -76,6 +76,13 @@ def test_a_run_in_which_everybody_dropped_out_says_so(tmp_path: Path) -> None:
     assert any(text.startswith("nobody's training counted in any of the 1 rounds") for text in remarks)
 
 
+def test_a_run_whose_first_round_would_pass_its_limit_says_so(tmp_path: Path) -> None:
+    training = {**TINY["training"], "stop": {"total_bytes": 1000}}
+    result = run_plan(plan_run(load_config({**TINY, "training": training})), tmp_path / "run")
+    assert (result["rounds"], result["status"]) == (0, "finished")
+    assert "no round was played: the first would pass the limit" in result["remarks"][0]
+
+
 def test_a_run_in_which_nobody_was_there_says_so(tmp_path: Path) -> None:
     nobody = {"kind": "capability", "base": 0, "floor": 0, "ceiling": 0}
     given = {**TINY, "scenario": {**TINY["scenario"], "availability": nobody}}

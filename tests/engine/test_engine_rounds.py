@@ -18,6 +18,9 @@ from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.catalog import built_in_card
 from fedsweep.components.local import LocalStep, LocalTerm, Objective, TaskLoss
 from fedsweep.components.planning import Pacing, UniformSelection
+from fedsweep.config.load import load_config
+from fedsweep.engine.forecast import forecast
+from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import StopLimits
 from fedsweep.method import FederatedMethod
 from fedsweep.records import LocalJob, RoundContext, RoundRecord, State, SyncPoint
@@ -261,3 +264,23 @@ def test_a_finished_run_is_a_chain_of_states_that_are_never_changed() -> None:
         copies.append(states[-1].vector.clone())
     assert all(torch.equal(s.vector, c) for s, c in zip(states, copies, strict=True))
     assert_same(run_rounds(engine, states[1]), states[3])
+
+
+def test_a_run_is_tested_at_its_end_where_clients_send_more_than_cards_say() -> None:
+    """They aggregate several times in a round, and cards count what travels beside models once."""
+    merged = [{"name": "dynamicfl", "group_size": 2, "high_interval": 2}, {"name": "scaffold"}]
+    tree = {
+        "scenario": {"clients": 4},
+        "model": {"name": "mlp"},
+        "method": {"merge": merged},
+        "training": {"rounds": 6, "cohort_size": 4, "local_steps": 6, "batch_size": 16},
+        "evaluation": {"every": 5},
+    }
+    free = build_experiment(load_config(tree))
+    sent = run_rounds(local_engine(free)).records
+    costs = forecast(replace(free, training=replace(free.training, rounds=4)))
+    assert costs.total_bytes < sent[3].total_bytes and not costs.exact
+    # By the cards a fourth round would fit.
+    limit = StopLimits(total_bytes=sent[3].total_bytes - 1)
+    records = run_rounds(local_engine(replace(free, training=replace(free.training, stop=limit)))).records
+    assert [record.round for record in records] == [1, 2, 3] and records[-1].test_accuracy is not None

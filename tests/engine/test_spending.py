@@ -21,6 +21,7 @@ from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.catalog import built_in_card, resolve
 from fedsweep.components.codec import AsItIs, Codec, Communication
 from fedsweep.components.compression.registry import CODECS
+from fedsweep.components.planning import UniformSelection
 from fedsweep.components.spending import Even, Gain, Offer, Outlook, SpendingPlanner, Spent, levels_of
 from fedsweep.config import load_config
 from fedsweep.engine.ahead.spending import adjusted_choice
@@ -99,6 +100,14 @@ def on_devices(experiment: Experiment, devices: Sequence[DeviceProfile]) -> Expe
     return with_devices(replace(experiment, options=options), devices)
 
 
+def limited(experiment: Experiment, stop: StopLimits) -> Experiment:
+    options = tuple(
+        replace(o, experiment=replace(o.experiment, training=replace(o.experiment.training, stop=stop)))
+        for o in experiment.options
+    )
+    return replace(experiment, training=replace(experiment.training, stop=stop), options=options)
+
+
 def length(codec: Codec, params: int, shapes: Any) -> int:
     """Bytes of a message, as one buffer."""
     if not codec.encodes:
@@ -124,7 +133,7 @@ def test_a_missed_message_costs_what_its_own_rounds_codec_made_it(method: Federa
     for _ in range(14):
         assert engine.spending is not None
         chosen = engine.spending.next(state)
-        assert chosen is not None
+        assert not isinstance(chosen, str)
         down = experiment.options[chosen.decision.choice].experiment.communication.down
         own, sent, most = length(down, params, experiment.layout.shapes), 0, 0
         control = state.components.get("refinement0", {}).get("control") if method.name == "scaffold" else None
@@ -244,12 +253,7 @@ def test_what_goes_by_losses_has_no_exact_forecast(planner: SpendingPlanner, is_
 
 def test_a_budget_of_virtual_seconds_is_never_passed() -> None:
     plain = spending(fedavg(), Gain(), total_bytes=1, cohorts=(1, 2, 3), rounds=100)
-    stop = StopLimits(sim_time_s=0.5)
-    options = tuple(
-        replace(o, experiment=replace(o.experiment, training=replace(o.experiment.training, stop=stop)))
-        for o in plain.options
-    )
-    timed = replace(plain, training=replace(plain.training, stop=stop), options=options)
+    timed = limited(plain, StopLimits(sim_time_s=0.5))
     state = run_rounds(local_engine(on_devices(timed, [tiny_device(1e6), tiny_device(3e6)])))
     assert state.clock is not None and 0.9 * 0.5 <= state.clock <= 0.5
 
@@ -387,6 +391,31 @@ def test_what_cant_be_chosen_is_refused(planner: dict[str, Any], message: str) -
         from_yaml(**planner)
 
 
+@pytest.mark.parametrize("name", ["fedavgm", "fedadam", "scaffold", "feddyn", "feddh", "ifca", "prunefl", "feddst"])
+def test_methods_whose_state_is_of_tensors_can_be_planned(name: str) -> None:
+    tree = {
+        "scenario": {"dataset": "digits", "clients": 8, "budgets": {"total_bytes": "3 MB"}},
+        "model": {"name": "mlp"},
+        "method": {"name": name},
+        "training": {"rounds": 4, "local_steps": 2, "batch_size": 16},
+        "planner": {"name": "even", "choices": {"training.cohort_size": [2, 3]}},
+    }
+    assert len(build_experiment(load_config(tree)).options) == 2
+
+
+def test_a_choice_that_is_in_the_first_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Tensor] = []
+
+    def init(self: UniformSelection, context: Any) -> dict[str, Any]:
+        made.append(torch.full((2,), float(len(made))))
+        return {"size": made[-1]}
+
+    monkeypatch.setattr(UniformSelection, "init", init)
+    with pytest.raises(ConfigError, match=r"planner\.choices: .* is in the state that the run begins with"):
+        from_yaml()
+    assert len(made) == 2
+
+
 def test_a_planner_without_a_budget_is_refused() -> None:
     config = load_config({"scenario": {"dataset": "digits"}, "planner": {"choices": {"training.cohort_size": [1, 2]}}})
     with pytest.raises(ConfigError, match="planner needs a budget"):
@@ -397,6 +426,17 @@ def test_a_planner_without_a_budget_is_refused() -> None:
 def test_sizes_that_are_none_are_refused(size: str) -> None:
     with pytest.raises(ConfigError, match="total_bytes"):
         build_experiment(load_config({"scenario": {"dataset": "digits", "budgets": {"total_bytes": size}}}))
+
+
+@pytest.mark.parametrize(("spare", "limit"), [(0.99, "sim_time_s"), (10, "total_bytes")])
+def test_of_two_limits_the_one_that_ends_the_run_is_named(spare: float, limit: str) -> None:
+    plain = spending(fedavg(), Even(), total_bytes=20_000, cohorts=(1, 2), rounds=40)
+    plain = on_devices(plain, [tiny_device(1e6)])
+    [*_, last] = run_rounds(local_engine(plain)).records
+    assert last.sim_time_s is not None
+    engine = local_engine(limited(plain, StopLimits(total_bytes=20_000, sim_time_s=spare * last.sim_time_s)))
+    state = run_rounds(engine)
+    assert engine.advance(state)[1] == limit and state.records[-1].test_accuracy is not None
 
 
 def test_a_planner_that_names_no_offer_is_told() -> None:

@@ -35,6 +35,11 @@ def caveats(experiment: Experiment, records: Sequence[RoundRecord], vector: Tens
             f"the model of {rounds} computes NaN, so it has no accuracy there; {_maker(experiment)} made it: lower the"
             f" server's or the clients' learning rate{other}"
         )
+    if not records:
+        sentences.append(
+            "no round was played: the first would pass the limit on bytes or virtual time, and the model is the one"
+            " that the run began with"
+        )
     if records and not any(record.attendees for record in records):
         worked = "nobody's training counted" if any(record.local_steps for record in records) else "nobody trained"
         sentences.append(

@@ -6,7 +6,6 @@ is a pure function of the state: when a worker or the process is lost, it is beg
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -139,14 +138,13 @@ class Engine:
                 state = ask(component, "setup_done", state, answers, context, when="before round 1")
             components[seam] = state
         self._show_start(vector, components)
-        has_devices = self.experiment.world.profiles[0].device is not None
         pacing = self.experiment.method.pacing
         first = pacing.first_models(server_context(self.experiment, "pacing")) if pacing.has_hubs else ()
         return RunState(
             vector=vector,
             components=components,
             models={hub: HubModel(vector=vector) for hub in first},
-            clock=0.0 if has_devices else None,
+            clock=None if self.experiment.world.profiles[0].device is None else 0.0,
             total_bytes=self.registration_bytes + ledger.total_bytes,
             setup_bytes=ledger.total_bytes,
             setup_s=setup_s(self.experiment, ledger, probed, self.costs),
@@ -214,8 +212,8 @@ class Engine:
             tools, rows, decision = self.tools, self._rows, None
             if self.spending is None:
                 plan = self.planner.plan(state)
-            elif (chosen := self.spending.next(state)) is None:
-                return state, "total_bytes" if stop.total_bytes is not None else "sim_time_s"
+            elif isinstance(chosen := self.spending.next(state), str):
+                return state, chosen
             else:
                 plan, decision = chosen.plan, chosen.decision
                 tools, rows = self._option_tools[chosen.number]
@@ -284,11 +282,13 @@ class Engine:
             return True
         if stop.total_bytes is None and stop.sim_time_s is None:
             return False
-        if self.spending is not None:
-            return self.spending.next(state) is None
-        plan = self.planner.plan(state)
-        payloads = math.ceil(sum(self._card_traffic.in_round(plan, state.taken_part)))
-        return stop.passed_by(state.total_bytes + plan.num_bytes + payloads, plan.clock) is not None
+        chosen = None if self.spending is None else self.spending.next(state)
+        if isinstance(chosen, str):
+            return True
+        plan, traffic = (chosen.plan, chosen.traffic) if chosen else (self.planner.plan(state), self._card_traffic)
+        # At the most: a test too many near the end is better than a run that ends without one.
+        sent = state.total_bytes + plan.num_bytes + traffic.most_in_round(plan, state.taken_part)
+        return stop.passed_by(sent, plan.clock) is not None
 
     @cached_property
     def _card_traffic(self) -> CardTraffic:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -12,7 +11,7 @@ from fedsweep.client.lanes.grouping import one_by_one_note, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.client.optimizer import state_slots
 from fedsweep.components.base import Published
-from fedsweep.engine.ahead.card_traffic import CardTraffic, PayloadSizes, sized
+from fedsweep.engine.ahead.card_traffic import CardTraffic, PayloadSizes, jobs_begun, sized
 from fedsweep.engine.ahead.spending import BudgetSpender
 from fedsweep.engine.clock import probed_samples
 from fedsweep.engine.cost import CostModel, registration_bytes
@@ -169,8 +168,7 @@ def _cards_count_less(experiment: Experiment, plans: Sequence[RoundPlan]) -> boo
     """Tell whether clients begin several jobs in a round: cards count what travels beside models for one."""
     if not any(card.up or card.down for card, _ in experiment.cards):
         return False
-    begun = (Counter(job.client for point in plan.points for job in point.start if not job.resume) for plan in plans)
-    return any(max(counts.values(), default=0) > 1 for counts in begun)
+    return any(max(jobs_begun(plan).values(), default=0) > 1 for plan in plans)
 
 
 def _content_is_learned(experiment: Experiment, costs: CostModel) -> bool:
@@ -202,7 +200,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
         )
     for _ in range(experiment.training.rounds):
         chosen = None if spending is None else spending.next(state)
-        if spending is not None and chosen is None:
+        if isinstance(chosen, str):
             return
         plan = planner.plan(state) if chosen is None else chosen.plan
         yield plan

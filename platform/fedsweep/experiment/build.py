@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +29,7 @@ from fedsweep.models.network import ModelShape
 from fedsweep.models.registry import adapt, make_network
 from fedsweep.streams import stream
 from fedsweep.tasks.base import Task
-from fedsweep.trees import constants_sha256, layout_of, load_vector, moving_buffers, trained_params, zeros
+from fedsweep.trees import are_equal, constants_sha256, layout_of, load_vector, moving_buffers, trained_params, zeros
 from fedsweep.world.data.datasets import Dataset
 
 # Lanes where the configuration leaves it open: more idle where a cohort does not divide by them.
@@ -170,7 +169,7 @@ def _option(config: Config, experiment: Experiment, values: Mapping[str, Any]) -
             f"planner.choices: {values} changes more than how rounds are planned, so it is another method"
         )
     other.__dict__["template"] = experiment.template
-    if pickle.dumps(dict(other.initial_states)) != pickle.dumps(dict(experiment.initial_states)):
+    if not are_equal(other.initial_states, experiment.initial_states):
         raise ConfigError(
             f"planner.choices: {values} is in the state that the run begins with, so it can't change later"
         )

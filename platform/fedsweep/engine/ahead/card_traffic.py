@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,7 +15,7 @@ from torch import nn
 
 from fedsweep.card import values_counted
 from fedsweep.engine.cost import CostModel, Missed
-from fedsweep.engine.plan import RoundPlan
+from fedsweep.engine.plan import RoundPlan, with_repeats
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import BYTES_PER_VALUE
@@ -75,6 +77,11 @@ class CardTraffic:
         """Return bytes that travel beside the models in a round, up and down; see ``sizes_in_round``."""
         sizes = self.sizes_in_round(plan, seen)
         return sizes["up"].num_bytes, sizes["down"].num_bytes
+
+    def most_in_round(self, plan: RoundPlan, seen: set[int]) -> int:
+        """Return the most bytes that can travel beside the models: cards say it of a client's first job in a round."""
+        jobs = jobs_begun(plan)
+        return math.ceil(sum(self.in_round(plan, seen)) * max(jobs.values(), default=1))
 
     def sizes_in_round(self, plan: RoundPlan, seen: set[int]) -> dict[Direction, PayloadSizes]:
         """Return what travels beside the models in a round.
@@ -143,6 +150,15 @@ class CardTraffic:
         clients = range(len(self._world.profiles))
         total = sum(self._values(which, k, FULL_MODEL, round=0, is_first=True) for which in formulas for k in clients)
         return int(BYTES_PER_VALUE * total)
+
+
+def jobs_begun(plan: RoundPlan) -> Counter[int]:
+    """Count the jobs that each client begins in a round with what the server sends."""
+    jobs: Counter[int] = Counter()
+    for point, times in with_repeats(plan.points):
+        for job in point.start:
+            jobs[job.client] += 0 if job.resume else times
+    return jobs
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

@@ -58,12 +58,14 @@ class Chosen:
         plan: The round.
         num_bytes: That it is planned to send, beside the models as methods' cards say.
         decision: For the run's record.
+        traffic: The option's bytes beside the models.
     """
 
     number: int
     plan: RoundPlan
     num_bytes: int
     decision: Decision
+    traffic: CardTraffic
 
 
 class BudgetSpender:
@@ -89,16 +91,15 @@ class BudgetSpender:
             options.append(OptionPlanner(option=option, costs=costs, planner=planner, card_traffic=traffic))
         return tuple(options)
 
-    def next(self, state: RunState) -> Chosen | None:
-        """Return the next round; None where no option is within the budget."""
+    def next(self, state: RunState) -> Chosen | str:
+        """Return the next round; where none is within the budget, the limit that the option of fewest bytes passes."""
         stop, seen = self._experiment.training.stop, state.taken_part
         plans = [option.planner.plan(state) for option in self.options]
         sent = [option.sent(plan, seen) for option, plan in zip(self.options, plans, strict=True)]
-        fits = [
-            stop.passed_by(state.total_bytes + size, plan.clock) is None for size, plan in zip(sent, plans, strict=True)
-        ]
-        if not any(fits):
-            return None
+        passed = [stop.passed_by(state.total_bytes + size, plan.clock) for size, plan in zip(sent, plans, strict=True)]
+        if all(passed):
+            return str(passed[sent.index(min(sent))])
+        fits = [limit is None for limit in passed]
         in_bytes = stop.total_bytes is not None
         spent = state.total_bytes if in_bytes else state.clock or 0.0
         left = ((stop.total_bytes if in_bytes else stop.sim_time_s) or 0) - spent
@@ -129,7 +130,8 @@ class BudgetSpender:
         decision = Decision(
             round=state.round + 1, choice=number, cost=float(costs[number]), left=float(left), reason=reason
         )
-        return Chosen(number=number, plan=plans[number], num_bytes=sent[number], decision=decision)
+        traffic = self.options[number].card_traffic
+        return Chosen(number=number, plan=plans[number], num_bytes=sent[number], decision=decision, traffic=traffic)
 
     def _past(self, state: RunState, *, in_bytes: bool) -> tuple[Spent, ...]:
         rounds, before = [], 0.0
