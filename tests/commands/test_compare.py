@@ -54,6 +54,24 @@ def test_a_run_that_a_scheduler_ended_is_named(study: Path, fedsweep: Command) -
     assert "ended early" not in "".join(fedsweep("compare", study, "--only", "method=FedAvg")[1:])
 
 
+@pytest.mark.parametrize("form", ["latex", "md"])
+def test_tables_of_a_paper_say_that_a_scheduler_ended_runs(study: Path, fedsweep: Command, form: str) -> None:
+    RunFolder(study / "2").write_result({"status": "finished", "stopped_by": "scheduler"})
+    _, out, _ = fedsweep("compare", study, "--by", "setting", "--format", form)
+    assert "ended early by a sweep's scheduler" in out
+
+
+@pytest.mark.parametrize("name", ["s scaffold clients=10", "SCAFFOLD clients=10", "a, b & c", "x,scaffold clients=10"])
+def test_runs_are_chosen_by_their_names_with_commas_and_without_what_all_begin_with(
+    study: Path, fedsweep: Command, name: str
+) -> None:
+    if "&" in name:
+        config = study / "2" / "config.yaml"
+        config.write_text(config.read_text().replace("s scaffold clients=10", "'s a, b & c'"))
+    code, out, _ = fedsweep("compare", study, "--only", f"name={name}")
+    assert code == 0 and len(out.splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

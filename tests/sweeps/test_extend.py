@@ -12,6 +12,9 @@ import pytest
 from fedsweep.api import run
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.results.settings import group_settings, report_runs
+from fedsweep.results.view import load_run
+from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
@@ -48,6 +51,18 @@ def test_what_has_finished_is_kept_however_the_configuration_is_written(tiny: Ti
     assert prepared.extended == "1 finished trials kept, 3 to run"
     assert [prepared.folder.has_finished(trial) for trial in prepared.plan.trials] == [False, False, True, False]
     assert len(prepared.unfinished) == 3
+
+
+def test_seeds_before_and_after_an_extension_that_calls_them_otherwise_are_one_setting(
+    tiny: TinySweep, done: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(done, path)
+    prepared = extended(path, tiny(SEEDS, rounds=1, more={"name": "renamed"}))
+    prepared.write_extension()
+    run(prepared.unfinished[0].config, out=prepared.folder.trial_path(prepared.unfinished[0].trial))
+    settings = group_settings(report_runs([load_run(folder) for folder in find_runs(path)])[0])
+    assert [(setting.label, len(setting.counted)) for setting in settings] == [("renamed FedAvg", 2)]
 
 
 def test_runs_without_a_trial_stay_beside_and_their_numbers_are_not_given_again(tiny: TinySweep, done: Path) -> None:
@@ -145,6 +160,8 @@ def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: P
         path / "model.safetensors" for path in (done / "0001-seed=0", tmp_path / "other/0003-FedAvg_seed=0")
     )
     assert kept.read_bytes() == copied.read_bytes()
+    names = [load_config(path.parent / "config.yaml").name for path in (kept, copied)]
+    assert names == ["tiny FedAvg", "other FedAvg"]
     assert finished_in([done, done / "0001-seed=0"], prepared) == ({}, {})
     space = {"training.optimizer.lr": {"uniform": [0.1, 0.2]}}
     pbt = prepare(load_config(tiny(space, scheduler="pbt", samples=2)), SweepFolder(tmp_path / "pbt"), resume=False)

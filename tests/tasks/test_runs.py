@@ -23,6 +23,9 @@ from fedsweep.errors import ConfigError, DataError, FedsweepError, InputError
 from fedsweep.experiment.build_world import build_task, strata_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.reports.contents import build_report
+from fedsweep.reports.page import write_report
+from fedsweep.reports.sources import find_sources
 from fedsweep.testing import local_engine, run_rounds, tiny_record
 from fedsweep.tracking.terminal.run_progress import Standing
 from fedsweep.trees import layout_of, model_vector
@@ -452,6 +455,25 @@ def test_a_run_ends_where_a_figure_is_reached_whichever_way_is_better() -> None:
     with pytest.raises(ConfigError, match=r"no figure 'rmsee' \(known: rmse, mae, r2\)"):
         run(world("diabetes", training={**training, "stop": {"target": {"metric": "rmsee", "value": 1.0}}}))
     assert "target" not in load_config(SMALL).tree()["training"]["stop"]
+
+
+def test_a_report_ranks_settings_by_the_leading_figure_and_spreads_it_over_seeds(tmp_path: Path) -> None:
+    for rate in (1e-4, 0.05):
+        for seed in (0, 1, 2):
+            training = {**SMALL["training"], "optimizer": {"name": "sgd", "lr": rate}}
+            config = {**world("diabetes", seed=seed, training=training), "name": f"lr {rate}"}
+            run(config, out=tmp_path / f"{rate} {seed}")
+    report = build_report(find_sources([str(tmp_path)], uri=None))
+    good, bad = report.settings
+    assert report.leading == "rmse" and good.label == "0.05"
+    assert [(found.count, found.mean) for found in report.compared] == [
+        (3, good.figure("rmse")),
+        (3, bad.figure("rmse")),
+    ]
+    assert report.compared[0].mean < report.compared[1].mean and math.isfinite(report.compared[0].low)
+    page = write_report([tmp_path], tmp_path / "page.html", script="beside").path.read_text()
+    low, high = (f"{end:.4g}" for end in (report.compared[0].low, report.compared[0].high))
+    assert f"{low} to {high}" in page and "over seeds, of rmse" in page
 
 
 def test_lines_of_progress_show_the_leading_figure() -> None:

@@ -150,8 +150,7 @@ def compare(
     from fedsweep.commands.terminal.output import make_console, note
     from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.reports.setting_table import TableStyle
-    from fedsweep.results.settings import group_settings, remarks, report_runs, shortly_called
-    from fedsweep.results.texts import some_of
+    from fedsweep.results.settings import cut_short, group_settings, remarks, report_runs, shortly_called
     from fedsweep.runs.remote_folder import read_from
 
     are_runs = (by, rows, columns) == (By.RUN, None, None)
@@ -177,9 +176,11 @@ def compare(
             diverged = [
                 f"{run.label}, seed {run.view.seed}: {run.view.divergence}" for run in runs if run.view.divergence
             ]
-            early = [f"{run.label}, seed {run.view.seed}" for run in runs if run.was_cut_short]
-            cut = [f"ended early by a sweep's scheduler: {some_of(early, 3)}"] if early else []
-            for text in (*diverged, *cut, *remarks(shortly_called(runs), group_settings(runs), by_run=are_runs)):
+            for text in (
+                *diverged,
+                *cut_short(runs),
+                *remarks(shortly_called(runs), group_settings(runs), by_run=are_runs),
+            ):
                 note(f"note: {text}")
         if plot is not None:
             from fedsweep.figures.study import plot_runs

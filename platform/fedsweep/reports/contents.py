@@ -6,6 +6,7 @@ import base64
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from fedsweep.errors import OutputError
@@ -22,10 +23,12 @@ from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.reports.world_parts import WorldPart, world_part
 from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.seed_statistics import Estimate
+from fedsweep.results.selection import is_less_better, leading_figure
 from fedsweep.results.settings import (
     ReportRun,
     Setting,
     TargetRow,
+    cut_short,
     remarks,
     report_runs,
     shortly_called,
@@ -50,7 +53,7 @@ class Report:
         settings: The runs grouped: those that differ in their seed alone; the most accurate first.
         layout: The settings in rows and worlds.
         looks: A colour and a marker for each row, by the order in which their first runs were made.
-        accuracies: Each setting's test accuracy over its seeds.
+        leading: What they are ranked and compared by: the test accuracy, or what else leads.
         unreadable: Why some runs cannot be shown.
         sweeps: Folders of sweeps that the runs belong to.
         worlds: The best, the front and the budgets of each world.
@@ -68,7 +71,7 @@ class Report:
     settings: tuple[Setting, ...]
     layout: Layout
     looks: tuple[Look, ...]
-    accuracies: tuple[Estimate, ...]
+    leading: str
     unreadable: tuple[str, ...]
     sweeps: tuple[Path, ...]
     worlds: tuple[WorldPart, ...]
@@ -80,6 +83,16 @@ class Report:
     tables: tuple[tuple[str, str], ...]
     verdicts: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @cached_property
+    def compared(self) -> tuple[Estimate, ...]:
+        """Return each setting's leading figure over its seeds."""
+        return tuple(setting.over_seeds(self.leading) for setting in self.settings)
+
+    @cached_property
+    def accuracies(self) -> tuple[Estimate, ...]:
+        """Return each setting's test accuracy over its seeds."""
+        return tuple(setting.over_seeds("test_accuracy") for setting in self.settings)
 
     @property
     def metrics(self) -> Mapping[str, Declaration]:
@@ -107,9 +120,9 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
     runs, bad = report_runs(sources.runs)
     if not runs:
         raise OutputError(bad[0])
-    study, looks = _ranked(runs, keys or LayoutKeys())
+    leading = leading_figure(run.view for run in runs)
+    study, looks = _ranked(runs, keys or LayoutKeys(), leading)
     runs, settings = list(study.runs), study.settings
-    accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
     parts = [world_part(world, settings) for world in study.layout.worlds]
     order = interesting_first(
         {index: run.view.figure("test_accuracy") for index, run in enumerate(runs)},
@@ -121,7 +134,7 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
     # A table's columns are different worlds on purpose.
     one_table = len(tables) == 1 and all(r.folder.resolve().parent == sources.sweeps[0].resolve() for r in sources.runs)
     worlds = [] if one_table or keys not in (None, LayoutKeys()) else _world_notes(study.layout)
-    notes = (*sources.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
+    notes = (*sources.notes, *problems, *worlds, *cut_short(runs), *remarks(runs, settings), *maps.notes)
     charts = {
         **curve_charts(study, looks),
         **front_charts(study, looks, parts),
@@ -132,7 +145,7 @@ def build_report(sources: Found, keys: LayoutKeys | None = None) -> Report:
         settings=tuple(settings),
         layout=study.layout,
         looks=tuple(looks),
-        accuracies=tuple(accuracies),
+        leading=leading,
         unreadable=(*sources.unreadable, *bad),
         sweeps=sources.sweeps,
         worlds=tuple(parts),
@@ -161,18 +174,19 @@ def _links(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> Iterator[t
         yield label, f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys) -> tuple[Study, list[Look]]:
-    """Return the runs by short names; the settings world by world, the most accurate first; and looks of the rows.
+def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys, leading: str) -> tuple[Study, list[Look]]:
+    """Return the runs by short names; the settings world by world, the best first; and looks of the rows.
 
     Their rank has no part in these.
     """
+    sign = 1 if is_less_better(leading, (run.view for run in runs)) else -1
     study = study_of(runs, rows=keys.rows, columns=keys.columns)
     world_of = {place: n for n, world in reversed([*enumerate(study.layout.worlds)]) for place in world.settings}
 
     def rank(place: int) -> tuple[int, bool, bool, float]:
         setting = study.settings[place]
-        accuracy = setting.figure("test_accuracy")
-        return world_of[place], accuracy is None, setting.is_under_way, -(accuracy or 0.0)
+        value = setting.figure(leading)
+        return world_of[place], value is None, setting.is_under_way, sign * (value or 0.0)
 
     order = sorted(range(len(study.settings)), key=rank)
     settings = [study.settings[place] for place in order]

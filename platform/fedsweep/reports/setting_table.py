@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.results.seed_statistics import FEWEST_SEEDS, Estimate, finite, mean
 from fedsweep.results.selection import figure_name, is_less_better, leading_figure, order_of
-from fedsweep.results.settings import ReportRun, Setting, remarks
+from fedsweep.results.settings import ReportRun, Setting, cut_short, remarks
 from fedsweep.results.texts import MISSING, clean, is_accuracy
 from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
 from fedsweep.results.view import SPENT, metrics_of, spent_of
@@ -260,7 +260,7 @@ def _notes(study: Study, *, interval: bool, has_bold: bool) -> list[str]:
     words = [_SPREAD, *([_INTERVAL] if interval and seeds[-1] >= FEWEST_SEEDS else [])]
     spread = f"{'; '.join(words)}; {counts} seed{'' if counts == '1' else 's'} a setting"
     bold = ["bold: the best of its column"] if has_bold else []
-    return [spread, *bold, *remarks(study.runs, study.settings)]
+    return [spread, *bold, *cut_short(study.runs), *remarks(study.runs, study.settings)]
 
 
 def best_rows(settings: Sequence[Setting], world: World, figure: str) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.config_table import config_table, short_keys
 from fedsweep.results.keys import resolved
-from fedsweep.results.settings import ReportRun, Setting
+from fedsweep.results.settings import ReportRun, Setting, shortly_called
 from fedsweep.results.texts import clean, is_accuracy, some_of
 from fedsweep.results.view import ENERGY, SPENT, RunView, metrics_of
 
@@ -80,12 +80,17 @@ def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[Rep
     Raises:
         ConfigError: One is written otherwise, there is no such key, or no run satisfies them.
     """
+    # As tables call them, too.
+    labels = {id(run): short.label for run, short in zip(runs, shortly_called(runs), strict=True)}
     for condition in conditions:
         name, sign, text = condition.partition("=")
         if not sign or not name:
             raise ConfigError(f"--only takes KEY=VALUE or KEY=VALUE,VALUE, but got {condition!r}")
-        values = [_values(run, name, runs, what="--only") for run in runs]
-        wanted = {_canonical(value) for value in text.split(",")}
+        values = [
+            [*_values(run, name, runs, what="--only"), *([labels[id(run)]] if name == "name" else [])] for run in runs
+        ]
+        # A name may have commas itself.
+        wanted = {_canonical(value) for value in (text, *text.split(","))}
         chosen = [run for run, own in zip(runs, values, strict=True) if wanted & {_canonical(value) for value in own}]
         if not chosen:
             seen = dict.fromkeys(value for own in values for value in own[:1])

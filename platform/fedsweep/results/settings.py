@@ -212,6 +212,12 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
     return [_setting(runs, members, label=label) for label, members in zip(unique, groups.values(), strict=True)]
 
 
+def cut_short(runs: Sequence[ReportRun]) -> list[str]:
+    """Say which runs a sweep's scheduler ended: they trained for fewer rounds than others beside them."""
+    early = [f"{run.label}, seed {run.view.seed}" for run in runs if run.was_cut_short]
+    return [f"ended early by a sweep's scheduler: {some_of(early, 3)}"] if early else []
+
+
 def remarks_of(run: RunView) -> list[str]:
     """Return a run's own notes of its end: work of the method that did not happen."""
     stored = run.result.get("remarks")

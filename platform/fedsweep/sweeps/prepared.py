@@ -262,6 +262,14 @@ class PreparedSweep:
         """Make the folder's plan and configuration this sweep's."""
         with self.writing():
             self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
+            self.rename_finished()
+
+    def rename_finished(self) -> None:
+        """Give finished trials that were another sweep's, or had another label, their names: tables group by these."""
+        for entry in self.entries:
+            run, name = RunFolder(self.folder.trial_path(entry.trial)), entry.user_config.name
+            if run.has_finished() and (config := load_config(run.path / CONFIG)).name != name:
+                run.write_config(config.model_copy(update={"name": name}).to_yaml())
 
     def describe(self, entry: PreparedTrial) -> dict[str, Any]:
         """Return a trial as its process gets it."""

@@ -241,6 +241,7 @@ def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool
             _copy(run, target)
             place = os.path.relpath(run, prepared.folder.path.parent)
             atomic_write(target / TAKEN_OVER, f"{json.dumps({'from': place})}\n".encode())
+        prepared.rename_finished()
 
 
 def taken_from(run: Path) -> str | None:
