@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
@@ -17,6 +18,8 @@ from fedsweep.driver.run import Launch, plan_run, run_plan
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
+from fedsweep.runs import source_log
+from fedsweep.runs.facts import computed_by
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.source_log import begin_log, changed_since, changes_on_the_way, read_log
 from fedsweep.runs.sources import changes, shared_sources, sources_of
@@ -103,6 +106,23 @@ def test_a_run_that_goes_on_all_the_same_says_that_nobody_knows_what_began_it(be
     begin_log(begun, {"my.py": "first"}, resume=True, allow_changed=True)
     (sentence,) = changes_on_the_way(begun)
     assert sentence.startswith("from round 2 on, other code played it (it does not say of which sources")
+
+
+def test_a_run_that_goes_on_on_another_machine_says_so(
+    begun: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = computed_by()
+    assert read_log(begun)[0].machine == here and f"torch {torch.__version__.partition('+')[0]}" in here
+    monkeypatch.setattr(source_log, "computed_by", lambda: "another CPU, torch 1")
+    assert main(["run", "--resume", str(begun), "--quiet"]) == 0
+    result = RunFolder(begun).read_result()
+    (sentence,) = result["machines_changed"]
+    assert sentence.startswith(f"from round 2 on, another CPU, torch 1 computed it, before {here}")
+    assert sentence in result["remarks"] and not result["sources_changed"]
+    capsys.readouterr()
+    RunFolder(begun).write_result({**result, "test_accuracy": 0.5})
+    assert main(["verify", str(begun), "--quiet"]) == 1
+    assert sentence in capsys.readouterr().out
 
 
 def test_code_that_played_no_round_is_forgotten(begun: Path) -> None:

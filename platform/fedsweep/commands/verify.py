@@ -67,6 +67,7 @@ def verify(
     changed = misfit(result, repeated["sources"], repeated["versions"])
     if differing:
         why = f", and it was made by other code or libraries: {changed}" if changed else ""
+        why += "".join(f"; {sentence}" for sentence in result.get("machines_changed", ()))
         if (cpu := result.get("cpu", repeated["cpu"])) != repeated["cpu"]:
             why += f"; it was played on another CPU ({str(cpu)[:80]}; here {repeated['cpu']}), where last digits differ"
         print(f"differs: {folder} does not repeat bit by bit{why}")

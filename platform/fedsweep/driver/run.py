@@ -30,7 +30,7 @@ from fedsweep.guard import guarded
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.runs.source_log import begin_log, changes_on_the_way
+from fedsweep.runs.source_log import begin_log, changes_on_the_way, machines_on_the_way
 from fedsweep.runs.sources import sources_of
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def session_settings(plan: Plan, folder: Path) -> SessionSettings:
     """Return the places where a run's session writes, and how often."""
     backend = {"backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1}
     code = {"sources": dict(plan.sources), "sources_changed": changes_on_the_way(folder)}
+    code |= {"machines_changed": machines_on_the_way(folder)}
     return SessionSettings(
         folder=folder,
         checkpoint_every=plan.config.checkpoint.every,

@@ -328,7 +328,7 @@ class RunSession:
     def _remarks(self, state: RunState) -> list[str]:
         own = [*notes_after(self._experiment, state), *caveats(self._experiment, state.records, state.vector)]
         own += decisions_in_words(self._experiment, state)
-        return [*own, *self._settings.facts.get("sources_changed", ())]
+        return [*own, *(facts := self._settings.facts).get("sources_changed", ()), *facts.get("machines_changed", ())]
 
     def _own_facts(self, state: RunState) -> dict[str, Any]:
         """Return the run's facts beside its rounds."""

@@ -15,6 +15,7 @@ from typing import Any
 from fedsweep import __version__
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord
+from fedsweep.runs.sources import LIBRARIES_THAT_COUNT
 
 _VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
 _told: dict[str, str | None] = {}
@@ -83,6 +84,11 @@ def cpu_name() -> str:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{(named or [platform.processor() or platform.machine()])[0]}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def computed_by() -> str:
+    """Return what last digits depend on, in words: the CPU, and the libraries that compute."""
+    return ", ".join([cpu_name(), *(f"{name} {_version(name)}" for name in LIBRARIES_THAT_COUNT)])
 
 
 def peak_memory_mb() -> float:

@@ -1,4 +1,7 @@
-"""The sources that played a run's rounds: ``sources.json``, written before round 1 and where others go on with it."""
+"""The sources and machines that played a run's rounds: ``sources.json``.
+
+It is written before round 1 and where others go on with the run.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.runs.checkpoints.checkpoint import newest_round
+from fedsweep.runs.facts import computed_by
 from fedsweep.runs.files import SOURCES, read_json, write_file
 from fedsweep.runs.sources import Sources, changes
 
@@ -19,18 +24,20 @@ ALLOW = "--allow-changed-code"
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Rounds that the same sources played.
+    """Rounds that the same sources played, on machines of one kind.
 
     Attributes:
         first_round: The first of them, from 1.
         sources: The sources, see :func:`~fedsweep.runs.sources.sources_of`.
         changed: What had changed since the stretch before, in words; empty in the first, unless what began the run
             is not known.
+        machine: CPU and libraries, see :func:`~fedsweep.runs.facts.computed_by`; empty where the run does not say.
     """
 
     first_round: int
     sources: Sources
     changed: str = ""
+    machine: str = ""
 
 
 def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bool) -> None:
@@ -46,14 +53,16 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
         ConfigError: It would go on with other sources, which is not allowed; nothing is written.
         OutputError: The log is damaged, or can't be written.
     """
-    newest = newest_round(folder) if resume else None
+    newest, machine = newest_round(folder) if resume else None, computed_by()
     stretches = _begun(folder, newest)
     if newest is None:
-        stretches = [Stretch(first_round=1, sources=sources)]
+        stretches = [Stretch(first_round=1, sources=sources, machine=machine)]
     elif changed := changes(stretches[-1].sources if stretches else None, sources):
         if not allow_changed:
             raise ConfigError(refusal(folder, changed))
-        stretches.append(Stretch(first_round=newest + 1, sources=sources, changed=changed))
+        stretches.append(Stretch(first_round=newest + 1, sources=sources, changed=changed, machine=machine))
+    elif stretches[-1].machine != machine:
+        stretches.append(Stretch(first_round=newest + 1, sources=sources, machine=machine))
     write_file(folder / SOURCES, f"{json.dumps([*map(vars, stretches)], indent=1)}\n".encode())
 
 
@@ -61,6 +70,17 @@ def changes_on_the_way(folder: Path) -> list[str]:
     """Return a sentence for each time that a run went on with other sources; raises as :func:`read_log`."""
     later = [stretch for stretch in read_log(folder) if stretch.changed]
     return [f"from round {stretch.first_round} on, other code played it ({stretch.changed})" for stretch in later]
+
+
+def machines_on_the_way(folder: Path) -> list[str]:
+    """Return a sentence for each time that another kind of machine went on; raises as :func:`read_log`."""
+    stretches = read_log(folder)
+    return [
+        f"from round {later.first_round} on, {later.machine} computed it, before {earlier.machine or 'nobody knows'}:"
+        " last digits are not those of an unbroken run"
+        for earlier, later in pairwise(stretches)
+        if later.machine != earlier.machine
+    ]
 
 
 def changed_since(folder: Path, sources: Sources) -> str:
@@ -105,8 +125,8 @@ def read_log(folder: Path) -> tuple[Stretch, ...]:
 
 
 def _is_stretch(entry: Any) -> bool:
-    if not isinstance(entry, Mapping) or set(entry) != {"first_round", "sources", "changed"}:
+    if not isinstance(entry, Mapping) or set(entry) != {"first_round", "sources", "changed", "machine"}:
         return False
-    sources = entry["sources"]
-    texts = [entry["changed"], *sources, *sources.values()] if isinstance(sources, Mapping) else [None]
+    sources, own = entry["sources"], [entry["changed"], entry["machine"]]
+    texts = [*own, *sources, *sources.values()] if isinstance(sources, Mapping) else [None]
     return type(entry["first_round"]) is int and all(isinstance(text, str) for text in texts)

@@ -61,7 +61,7 @@ _NO_RESULT = frozenset({"name", "tracking", "sweep", "runtime", "checkpoint"})
 # In the scenario: of a topology, of devices, and of budgets.
 _FILE_KEYS = ("path", "file", "clients")
 # Of the versions in a result, those on which its bits depend.
-_LIBRARIES_THAT_COUNT = ("torch", "torchvision", "numpy")
+LIBRARIES_THAT_COUNT = ("torch", "torchvision", "numpy")
 _MOST_NAMED = 4
 
 
@@ -148,7 +148,7 @@ def misfit(result: Mapping[str, Any], now: Sources, versions: Mapping[str, Any])
         return "its sources changed on the way"
     recorded = result.get("versions")
     there = recorded if isinstance(recorded, Mapping) else {}
-    others = [name for name in _LIBRARIES_THAT_COUNT if there.get(name) != versions.get(name)]
+    others = [name for name in LIBRARIES_THAT_COUNT if there.get(name) != versions.get(name)]
     libraries = [f"{name} was {str(there.get(name))[:20]} and is {versions.get(name)}" for name in others]
     return "; ".join(filter(None, [changes(result.get("sources"), now), *libraries]))
 
