@@ -67,6 +67,25 @@ def test_of_several_metrics_those_on_the_front_go_on_and_the_dominated_is_settle
     assert picked == {0, 1}
 
 
+def test_seeds_go_to_settings_that_keep_the_constraints_wherever_there_are_such() -> None:
+    settings = tried([0.9], [0.8], [0.7], [0.6])
+    for setting, excess in zip(settings, (3.0, 1.0, -1.0, -2.0), strict=True):
+        setting.excesses = [(-5.0, excess)]
+    picked = []
+    for _ in range(4):
+        chosen = most_doubtful(settings, most_seeds=3)
+        assert chosen is not None
+        picked.append(chosen.values["k"])
+        chosen.seeds.append(len(chosen.seeds))
+    assert picked == [2, 3, 2, 3] and most_doubtful(settings, most_seeds=3) is None
+    # A seed that misses one does not take a setting out that keeps it in the mean.
+    settings[2].seeds, settings[2].excesses = [0, 1], [(-5.0, -1.0), (-5.0, 0.5)]
+    assert most_doubtful(settings, most_seeds=3) is settings[2]
+    for setting in settings:
+        setting.excesses = [(-5.0, 1.0)]
+    assert most_doubtful(settings, most_seeds=3) is settings[0]
+
+
 def test_means_of_few_seeds_are_drawn_towards_the_mean_of_all() -> None:
     settings = tried([0.5, 0.7, 0.6, 0.6], [0.9], [0.2, 0.4, 0.3, 0.3])
     table = np.array([0.6, 0.9, 0.3])

@@ -79,7 +79,8 @@ def most_doubtful(tried: Sequence[TriedSetting], *, most_seeds: int) -> TriedSet
 
     Those with the best means and their strongest challengers take turns, whoever has fewer seeds. A setting is
     settled where another one's worst is better than its best; with several metrics, where it is so in all of them, and
-    where none can still beat or be beaten. What "worst" and "best" are says the pooled noise.
+    where none can still beat or be beaten. What "worst" and "best" are says the pooled noise. Wherever some keep all
+    constraints in the mean, these alone are judged.
 
     Source: LUCB, Kalyanakrishnan, Tewari, Auer and Stone, ICML 2012; with several metrics by domination.
 
@@ -87,9 +88,10 @@ def most_doubtful(tried: Sequence[TriedSetting], *, most_seeds: int) -> TriedSet
         tried: The settings.
         most_seeds: A setting gets no more.
     """
-    judged = [setting for setting in tried if setting.results and not setting.is_given_up]
+    sound = [setting for setting in tried if setting.results and not setting.is_given_up]
+    noise = Noise.of(sound)
+    judged = [setting for setting in sound if _keeps_constraints(setting)] or sound
     means = [_means(setting) for setting in judged]
-    noise = Noise.of(judged)
     lows, highs = list(means), list(means)
     if noise.freedom:
         widths = [noise.half_widths(len(setting.results)) for setting in judged]
@@ -127,6 +129,10 @@ def told_means(tried: Sequence[TriedSetting]) -> list[tuple[float, ...] | None]:
 
 def _means(setting: TriedSetting) -> tuple[float, ...]:
     return tuple(mean(column) for column in zip(*setting.results, strict=True))
+
+
+def _keeps_constraints(setting: TriedSetting) -> bool:
+    return all(mean(column) <= 0 for column in zip(*setting.excesses, strict=True))
 
 
 def _beats(first: Sequence[float], second: Sequence[float]) -> bool:
