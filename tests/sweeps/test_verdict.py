@@ -5,7 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client_tables import write_clients
 
+from fedsweep.bounded import parse_json
+from fedsweep.commands.sweep import _tell
 from fedsweep.config.load import load_config
 from fedsweep.config.sweep import parse_constraint
 from fedsweep.errors import ConfigError
@@ -13,8 +16,10 @@ from fedsweep.results.seed_statistics import estimate
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import TrialWorld
 from fedsweep.sweeps.front import CurveFront
-from fedsweep.sweeps.space import Trial, check_combination
-from fedsweep.sweeps.summary import SettingRow, Summary, TrialRow
+from fedsweep.sweeps.prepared_trial import overlaid
+from fedsweep.sweeps.space import Trial, check_combination, list_trials
+from fedsweep.sweeps.summary import SettingRow, Summary, TrialRow, summarise, write_summary
+from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.sweeps.verdict import TrialCurve, front_verdict, read_trial_curve
 from fedsweep.testing.worlds import tiny_record
 
@@ -85,6 +90,52 @@ def test_a_constraint_on_an_unknown_figure_is_refused() -> None:
     sweep: dict[str, Any] = {"space": {"seed": {"grid": [0]}}, "constraints": ["total_byte <= 2 MB"]}
     with pytest.raises(ConfigError, match=r"sweep.constraints: .*total_bytes"):
         check_combination(load_config({"sweep": sweep}))
+
+
+def summarised(folder: SweepFolder, accuracies: dict[tuple[str, int], float], **sweep: Any) -> Summary:
+    """Summarise trials of these methods and seeds: FedSGD's sent 600 bytes, others 1200 in three virtual seconds."""
+    methods = list(dict.fromkeys(name for name, _ in accuracies))
+    space = {"method": {"grid": [{"name": name} for name in methods]}, "seed": {"grid": [0, 1, 2]}}
+    config = load_config({"sweep": {"space": space, **sweep}})
+    trials = [trial for trial in list_trials(config) if (trial.values["method"]["name"], trial.seed) in accuracies]
+    for trial in trials:
+        run = RunFolder.create(folder.trial_path(trial), overwrite=False)
+        run.write_config(load_config(overlaid({}, trial.values)).to_yaml())
+        write_clients(run, [[2, 1], [0, 1]])
+        name, seed = trial.values["method"]["name"], trial.values["seed"]
+        cost = {"bytes_up": 0} if name == "fedsgd" else {"sim_time_s": 3.0}
+        run.write_rounds([tiny_record(1, test_accuracy=accuracies[name, seed], **cost)])
+        run.write_result({"status": "finished"})
+    return summarise(folder, trials, [TrialWorld(shared="w", budgets=None)] * len(trials), config=config)
+
+
+def test_settings_that_miss_a_constraint_come_last_and_are_never_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = SweepFolder(tmp_path / "some")
+    accuracies = {("fedavg", 0): 0.9, ("fedsgd", 0): 0.5, ("fedsgd", 1): 0.7}
+    summary = summarised(folder, accuracies, constraints=["total_bytes <= 1 kB", "test_accuracy >= 60 %"])
+    assert [(s.label, s.misses) for s in summary.settings] == [("FedSGD", ()), ("FedAvg", ("total_bytes <= 1 kB",))]
+    assert summary.headline["best_setting/test_accuracy"] == pytest.approx(0.6)
+    write_summary(folder, summary)
+    written = parse_json((folder.path / "summary.json").read_bytes())
+    assert [setting["misses"] for setting in written["settings"]] == [[], ["total_bytes <= 1 kB"]]
+    assert _tell(summary, folder, quiet=False) == 0
+    said = capsys.readouterr().out
+    assert "FedAvg (misses total_bytes <= 1 kB)" in said and "best test_accuracy: 0.6 (FedSGD)" in said
+
+
+def test_where_no_setting_keeps_the_constraints_none_is_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = ["total_bytes <= 1 kB", "sim_time_s <= 5 s"]
+    summary = summarised(SweepFolder(tmp_path), {("fedavg", 0): 0.9, ("fedsgd", 0): 0.5}, constraints=limits)
+    # A figure that a setting does not have is a limit missed.
+    assert [s.misses for s in summary.settings] == [("total_bytes <= 1 kB",), ("sim_time_s <= 5 s",)]
+    assert summary.settings[0].figures["sim_time_s"].mean == 3.0
+    assert "best_setting/test_accuracy" not in summary.headline
+    _tell(summary, SweepFolder(tmp_path), quiet=True)
+    assert "2 of 2 trials finished, but no setting keeps all of sweep.constraints;" in capsys.readouterr().out
 
 
 def test_a_run_that_has_spent_more_than_a_constraint_allows_is_over() -> None:

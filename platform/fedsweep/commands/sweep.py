@@ -182,19 +182,12 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
 
 def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
     from fedsweep.commands.terminal.output import command, make_console
-    from fedsweep.reports.sweep_table import print_summary
+    from fedsweep.reports.sweep_table import best_text, print_summary
 
     console = make_console()
     if not quiet:
         print_summary(summary, console)
     done, failed = len(summary.trials) - len(summary.failed), len(summary.failed)
     counts = f"{done} of {len(summary.trials)} trials finished" + (f", {failed} failed" if failed else "")
-    best = ""
-    if len(summary.groups) > 1:
-        best = f", {len(summary.groups)} worlds, each with a best of its own"
-    elif summary.settings and done:
-        first, metric = summary.settings[0], summary.metrics[0]
-        mean = first.figures[metric].mean  # NaN where no trial has it
-        best = f", best {metric}: {mean:.4g} ({first.label})" if mean == mean else f", none of which has {metric}"
-    print(f"{counts}{best}; in {folder.path}; compare: {command('compare', folder.path)}", flush=True)
+    print(f"{counts}{best_text(summary)}; in {folder.path}; compare: {command('compare', folder.path)}", flush=True)
     return _FAILED if failed else 0

@@ -47,6 +47,19 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def best_text(summary: Summary) -> str:
+    """Return what stands behind the number of finished trials: the best setting, or why there is none."""
+    if not summary.settings or len(summary.failed) == len(summary.trials):
+        return ""
+    first, metric = summary.settings[0], summary.metrics[0]
+    if first.misses:  # those that miss a constraint come after those that keep all
+        return ", but no setting keeps all of sweep.constraints"
+    if len(summary.groups) > 1:
+        return f", {len(summary.groups)} worlds, each with a best of its own"
+    mean = first.figures[metric].mean
+    return f", none of which has {metric}" if math.isnan(mean) else f", best {metric}: {mean:.4g} ({first.label})"
+
+
 def _front_lines(summary: Summary) -> list[str]:
     """Describe each world's front: its hypervolume over seeds, and who is on it."""
     lines = []
@@ -64,7 +77,9 @@ def _front_lines(summary: Summary) -> list[str]:
 def _cells(setting: SettingRow, metrics: tuple[str, ...]) -> list[str]:
     first = setting.figures[metrics[0]]
     return [
-        setting.label + (f" ({setting.cut_short} ended early)" if setting.cut_short else ""),
+        setting.label
+        + (f" ({setting.cut_short} ended early)" if setting.cut_short else "")
+        + (f" (misses {', '.join(setting.misses)})" if setting.misses else ""),
         str(len(setting.seeds)),
         *(_estimate_text(setting.figures[name], name) for name in metrics),
         "-" if math.isnan(first.sd) else _figure_text(first.sd, metrics[0]),

@@ -72,6 +72,7 @@ class SettingRow:
         failed: How many did not finish.
         cut_short: How many the scheduler ended; they count with what they reached.
         figures: Metrics by name.
+        misses: The constraints that its means do not keep, as the sweep has them; a missing figure keeps none.
     """
 
     label: str
@@ -81,6 +82,7 @@ class SettingRow:
     failed: int
     cut_short: int
     figures: Mapping[str, Estimate]
+    misses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class Summary:
         metrics: What is compared, first the one that orders the table.
         modes: ``max`` or ``min`` for each.
         trials: In the order of the plan.
-        settings: The best first; those of which no trial has finished come last.
+        settings: The best first; then those that miss a constraint; those of which no trial has finished come last.
         differences: Between settings that may be compared, by the first metric; indices into ``settings``.
         notes: What a reader must know.
         fronts: With two or three metrics: the front of each of the :attr:`groups`, by its place.
@@ -119,12 +121,12 @@ class Summary:
     def headline(self) -> dict[str, float]:
         """The best setting's means, where a trial has finished, and how many trials there are, by name.
 
-        Of several worlds, which are not compared, there is no best.
+        Of several worlds, which are not compared, there is no best, nor where each setting misses a constraint.
         """
         if not self.settings:
             return {}
-        failed = len(self.failed)
-        best = self.settings[0].figures if failed < len(self.trials) and len(self.groups) == 1 else {}
+        failed, first = len(self.failed), self.settings[0]
+        best = first.figures if failed < len(self.trials) and len(self.groups) == 1 and not first.misses else {}
         figures = {f"best_setting/{name}": best[name].mean for name in self.metrics if best}
         return {**figures, "trials_finished": float(len(self.trials) - failed), "trials_failed": float(failed)}
 
@@ -150,8 +152,8 @@ def summarise(
     groups: dict[tuple[TrialWorld, str], list[TrialRow]] = {}
     for row in rows:
         groups.setdefault((row.world, row.trial.setting), []).append(row)
-    ranked = [(_setting(group), group) for group in groups.values()]
-    ranked.sort(key=lambda pair: (_is_under_way(pair[1]), _rank(pair[0].figures[metrics[0]].mean, modes[0])))
+    ranked = [(_setting(group, config), group) for group in groups.values()]
+    ranked.sort(key=lambda pair: _rank(*pair, metric=metrics[0], mode=modes[0]))
     settings = [setting for setting, _ in ranked]
     under_way = [setting.label for setting, group in ranked if setting.seeds and _is_under_way(group)]
     return Summary(
@@ -209,7 +211,8 @@ def _trial_row(
             reason = view.reason
         except InputError as error:
             status, reason = "failed", str(error)
-    figures = {name: view.figure(name) if view else None for name in (*metrics, *_ALWAYS, *_ALSO)}
+    limited = (limit.metric for limit in config.sweep.limits)
+    figures = {name: view.figure(name) if view else None for name in (*metrics, *limited, *_ALWAYS, *_ALSO)}
     return TrialRow(
         trial=trial,
         world=world,
@@ -222,8 +225,10 @@ def _trial_row(
     )
 
 
-def _setting(rows: Sequence[TrialRow]) -> SettingRow:
+def _setting(rows: Sequence[TrialRow], config: Config) -> SettingRow:
     own = [rows[place] for place in counted(rows)]
+    figures = {name: estimate(row.figures[name] for row in own) for name in rows[0].figures}
+    limits = zip(config.sweep.constraints, config.sweep.limits, strict=True)
     return SettingRow(
         label=rows[0].trial.label,
         world=rows[0].world,
@@ -231,7 +236,8 @@ def _setting(rows: Sequence[TrialRow]) -> SettingRow:
         seeds=tuple(row.seed for row in own),
         failed=sum(row.status != "finished" for row in rows),
         cut_short=sum(row.stopped_by == BY_SCHEDULER for row in own),
-        figures={name: estimate(row.figures[name] for row in own) for name in rows[0].figures},
+        figures=figures,
+        misses=tuple(text.strip() for text, limit in limits if not limit.holds(figures[limit.metric].mean)),
     )
 
 
@@ -271,10 +277,10 @@ def _is_under_way(rows: Sequence[TrialRow]) -> bool:
     return all(row.status != "finished" for row in rows)
 
 
-def _rank(value: float, mode: str) -> float:
-    if math.isnan(value):
-        return math.inf
-    return -value if mode == "max" else value
+def _rank(setting: SettingRow, rows: Sequence[TrialRow], *, metric: str, mode: str) -> tuple[bool, bool, float]:
+    value = setting.figures[metric].mean
+    figure = math.inf if math.isnan(value) else -value if mode == "max" else value
+    return _is_under_way(rows), bool(setting.misses), figure
 
 
 def _compare(settings: Sequence[SettingRow], by_seed: Sequence[Mapping[int | None, float]]) -> list[Difference]:
