@@ -6,8 +6,9 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
+from fedsweep.results.keys import short_names
 from fedsweep.sweeps.prepared_trial import overlaid
-from fedsweep.sweeps.space import check_combination, check_space, list_trials, short_names
+from fedsweep.sweeps.space import check_combination, check_space, list_trials
 from fedsweep.tracking.terminal.sweep_progress import PlainSweepProgress
 
 
@@ -215,6 +216,38 @@ def test_a_setting_has_keys_of_its_own_beside_the_common_ones() -> None:
         "prox mu=1 lr=0.1",
         "slow lr=0.001",
     ]
+
+
+RATE = "training.optimizer.lr"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "common"),
+    [
+        ({"space": {RATE: {"grid": [0.05, 0.1]}}}, {"space": {RATE: {"choice": [0.1, 0.2]}}}, "lr=0.1"),
+        ({"space": {RATE: {"grid": [0.05, 0.1]}}}, {"set": {RATE: 0.1}}, "lr=0.1"),
+        ({"space": {RATE: {"uniform": [0.1, 0.5]}}}, {"set": {RATE: 0.2}}, "lr=0.2"),
+        ({"space": {RATE: {"choice": [0.01, 0.2]}}}, {"space": {RATE: {"loguniform": [0.1, 0.5]}}}, "lr=0.2"),
+        ({"space": {RATE: {"uniform": [0.1, 0.5]}}}, {"space": {RATE: {"loguniform": [0.3, 0.9]}}}, r"lr=0.3\.\.0.5"),
+        ({"set": {RATE: 0.1}, "space": {"seed": {"grid": [0]}}}, {"set": {RATE: 0.1, "seed": 1}}, "lr=0.1"),
+        ({}, {"set": {"seed": 1}}, "the same"),
+        ({"space": {RATE: {"grid": [0.05, 0.1]}}}, {"space": {RATE: {"grid": [0.2]}}}, None),
+        ({"space": {RATE: {"uniform": [0.1, 0.5]}}}, {"space": {RATE: {"uniform": [0.5, 0.9]}}}, None),
+        ({"space": {RATE: {"uniform": [0.1, 0.5]}}}, {"set": {RATE: 0.5}}, None),
+        ({"set": {RATE: 0.1}}, {"set": {RATE: 0.1, "training.rounds": 3}}, None),
+        ({"set": {RATE: 0.1, "training.rounds": 2}}, {"set": {RATE: 0.1, "training.rounds": 3}}, None),
+    ],
+)
+def test_settings_that_may_have_the_same_trial_are_refused(
+    first: dict[str, Any], second: dict[str, Any], common: str | None
+) -> None:
+    for one, other in ((first, second), (second, first)):
+        config = load_config({"sweep": {"settings": [{"name": "a", **one}, {"name": "b", **other}]}})
+        if common is None:
+            check_space(config)
+            continue
+        with pytest.raises(ConfigError, match=rf"'a' and 'b' both try .*{common}, but a trial belongs to one setting"):
+            check_space(config)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,11 @@ class SpaceEntry(Section):
         return next(kind for kind in SPACE_KINDS if getattr(self, kind) is not None)
 
     @property
+    def is_list(self) -> bool:
+        """Tell a list of values from a range."""
+        return self.kind in ("grid", "choice", "rungs")
+
+    @property
     def values(self) -> list[Any] | tuple[float, float] | tuple[int, int]:
         """The list, or the two ends."""
         entry: list[Any] | tuple[float, float] | tuple[int, int] = getattr(self, self.kind)

@@ -20,6 +20,17 @@ def has_part(key: str, part: str) -> bool:
     return f".{part}." in f".{key}."
 
 
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each dotted key; more of it where several keys share that."""
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        others = [other.split(".") for other in keys if other != key]
+        size = next(n for n in range(1, len(parts) + 1) if n == len(parts) or all(o[-n:] != parts[-n:] for o in others))
+        names[key] = ".".join(parts[-size:])
+    return names
+
+
 def resolved(name: str, keys: Sequence[str], *, what: str, candidates: Iterable[str]) -> list[str]:
     """Return the keys that a name stands for: itself, those below it, or those of which it is the end.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsweep.config.sweep import Constraint
+from fedsweep.errors import ConfigError
 
 # What a run spends: it only grows, so a point of another run is comparable at the same spending, not at the same round.
 SPENT = ("total_bytes", "flops", "sim_time_s", "round")
@@ -89,3 +90,18 @@ class _Point:
         """Check that it is no worse in anything."""
         pairs = zip((*self.spent, *self.aims), (*other.spent, *other.aims), strict=True)
         return all(own <= its for own, its in pairs)
+
+
+def check_front(names: Sequence[str], modes: Sequence[str]) -> None:
+    """Refuse metrics of which none says what is spent, or none what is reached.
+
+    Raises:
+        ConfigError: They are so.
+    """
+    spent = [name for name, mode in zip(names, modes, strict=True) if name in SPENT and mode == "min"]
+    if len(names) not in (2, 3) or not spent or len(spent) == len(names):
+        raise ConfigError(
+            "sweep.scheduler=front compares what runs reach for what they spent, so sweep.metric needs two or three"
+            f" figures, of which some but not all are {', '.join(SPENT)} with mode min, but is {', '.join(names)} with"
+            f" {', '.join(modes)}; e.g. sweep.metric=[test_accuracy, total_bytes] and sweep.mode=[max, min]"
+        )

@@ -7,20 +7,21 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.catalog import build_metrics, task_metrics
+from fedsweep.config.sweep import SpaceEntry
 from fedsweep.errors import ConfigError, unknown_name
+from fedsweep.results.keys import short_names
 from fedsweep.results.texts import method_label, value_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.streams import stream
-from fedsweep.sweeps.front import SPENT
+from fedsweep.sweeps.front import check_front
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.config.sweep import SpaceEntry
 
 SEED = "seed"
 # Where a trial stands in what Ray Tune calls its configuration.
@@ -162,17 +163,6 @@ def _label(config: Config, values: Mapping[str, Any], setting: str | None) -> st
     return " ".join(parts)
 
 
-def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each dotted key; more of it where several keys share that."""
-    names = {}
-    for key in keys:
-        parts = key.split(".")
-        others = [other.split(".") for other in keys if other != key]
-        size = next(n for n in range(1, len(parts) + 1) if n == len(parts) or all(o[-n:] != parts[-n:] for o in others))
-        names[key] = ".".join(parts[-size:])
-    return names
-
-
 def is_listed(config: Config) -> bool:
     """Check that the trials are known beforehand; otherwise a search proposes or a scheduler changes them."""
     return not config.sweep.proposes and config.sweep.scheduler != "pbt"
@@ -251,7 +241,7 @@ def point_space(config: Config, number: int) -> SettingSpace:
 
 def lies_in(entry: SpaceEntry, value: Any) -> bool:
     """Check that a value is one of those that an entry stands for."""
-    if entry.kind in ("choice", "grid", "rungs"):
+    if entry.is_list:
         return canonical(value) in map(canonical, entry.values)
     low, high = entry.values
     is_number = isinstance(value, int if entry.kind == "randint" else int | float) and not isinstance(value, bool)
@@ -259,7 +249,7 @@ def lies_in(entry: SpaceEntry, value: Any) -> bool:
 
 
 def _check_settings(config: Config) -> None:
-    """Refuse a list of settings whose values a scheduler changes, or beside keys that vary the same."""
+    """Refuse a list of settings whose values a scheduler changes, that overlap, or beside keys that vary the same."""
     sweep = config.sweep
     if sweep.settings and sweep.scheduler == "pbt":
         raise ConfigError(
@@ -273,6 +263,35 @@ def _check_settings(config: Config) -> None:
                     f"sweep.settings {setting.name!r} sets {key}, but {place}.{twice[0]} would overwrite that;"
                     " leave one of them out"
                 )
+    for first, second in itertools.combinations(setting_spaces(config), 2):
+        if (common := _in_common(first, second)) is not None:
+            raise ConfigError(
+                f"sweep.settings {first.name!r} and {second.name!r} both try {common}, but a trial belongs to one"
+                " setting, whatever its seed; give one of them other values, or make them one setting"
+            )
+
+
+def _in_common(first: SettingSpace, second: SettingSpace) -> str | None:
+    """Return in words what trials of both settings may have, the seed apart; None where a key tells them apart."""
+    one, other = (
+        {key: SpaceEntry(choice=[value]) for key, value in part.fixed.items()} | dict(part.space)
+        for part in (first, second)
+    )
+    keys = [key for key in one if key != SEED]
+    meeting = [_meeting(one[key], other[key]) for key in keys if key in other]
+    if {*keys} != {*other} - {SEED} or None in meeting:
+        return None
+    return ", ".join(f"{key}={text}" for key, text in zip(keys, meeting, strict=True)) or "the same"
+
+
+def _meeting(one: SpaceEntry, other: SpaceEntry) -> str | None:
+    """Return in words a value, or a range of them, that both entries stand for; None where there is none."""
+    if other.is_list:
+        one, other = other, one
+    if one.is_list:
+        return next((value_text(value) for value in one.values if lies_in(other, value)), None)
+    low, high = max(one.values[0], other.values[0]), min(one.values[1], other.values[1])
+    return f"{low}..{high}" if low < high else None
 
 
 def check_combination(config: Config) -> None:
@@ -299,7 +318,7 @@ def check_combination(config: Config) -> None:
         if limit.metric not in _METRICS and not limit.metric.startswith(f"{EXTRA}/"):
             raise ConfigError(f"sweep.constraints: {unknown_name('metric', limit.metric, all_metrics)}")
     if sweep.scheduler == "front":
-        _check_front(names, modes)
+        check_front(names, modes)
     elif isinstance(sweep.metric, list) and sweep.scheduler is not None:
         raise ConfigError(
             f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave"
@@ -312,16 +331,6 @@ def check_combination(config: Config) -> None:
         )
     if sweep.scheduler == "pbt":
         _check_pbt(config)
-
-
-def _check_front(names: Sequence[str], modes: Sequence[str]) -> None:
-    spent = [name for name, mode in zip(names, modes, strict=True) if name in SPENT and mode == "min"]
-    if len(names) not in (2, 3) or not spent or len(spent) == len(names):
-        raise ConfigError(
-            "sweep.scheduler=front compares what runs reach for what they spent, so sweep.metric needs two or three"
-            f" figures, of which some but not all are {', '.join(SPENT)} with mode min, but is {', '.join(names)} with"
-            f" {', '.join(modes)}; e.g. sweep.metric=[test_accuracy, total_bytes] and sweep.mode=[max, min]"
-        )
 
 
 def _check_pbt(config: Config) -> None:
@@ -382,6 +391,6 @@ def _draw(seed: int, entry: SpaceEntry, key: str, *, sample: int) -> Any:
 
 
 def _num_values(entry: SpaceEntry) -> float:
-    if entry.kind in ("choice", "grid", "rungs"):
+    if entry.is_list:
         return len({canonical(value) for value in entry.values})
     return entry.values[1] - entry.values[0] if entry.kind == "randint" else math.inf
