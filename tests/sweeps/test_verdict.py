@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from fedsweep.sweeps.fairness import TrialWorld
 from fedsweep.sweeps.front import CurveFront
 from fedsweep.sweeps.prepared_trial import overlaid
 from fedsweep.sweeps.space import Trial, check_combination, list_trials
-from fedsweep.sweeps.summary import SettingRow, Summary, TrialRow, summarise, write_summary
+from fedsweep.sweeps.summary import (
+    SettingRow,
+    Summary,
+    TrialRow,
+    _compare,
+    _uncompared_notes,
+    summarise,
+    write_summary,
+)
 from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.sweeps.verdict import TrialCurve, front_verdict, read_trial_curve
 from fedsweep.testing.worlds import tiny_record
@@ -136,6 +145,31 @@ def test_where_no_setting_keeps_the_constraints_none_is_the_best(
     assert "best_setting/test_accuracy" not in summary.headline
     _tell(summary, SweepFolder(tmp_path), quiet=True)
     assert "2 of 2 trials finished, but no setting keeps all of sweep.constraints;" in capsys.readouterr().out
+
+
+def settings_of(worlds: Sequence[str]) -> list[SettingRow]:
+    figures = {"test_accuracy": estimate([0.5])}
+    how: dict[str, Any] = {"values": {}, "seeds": (0, 1, 2), "failed": 0, "cut_short": 0, "figures": figures}
+    return [SettingRow(label=str(k), world=TrialWorld(shared=w, budgets=None), **how) for k, w in enumerate(worlds)]
+
+
+def test_differences_are_corrected_for_those_of_all_worlds() -> None:
+    # Gaps 1, 1.2 and 0.8: t = 1 / (0.2 / sqrt(3)) = 8.66 with two degrees of freedom, p = 0.0131.
+    by_seed = [{0: 1.0, 1: 1.2, 2: 0.8}, dict.fromkeys(range(3), 0.0)]
+    (alone,) = _compare(settings_of("aa"), by_seed)
+    assert alone.p_value == pytest.approx(0.0131, abs=1e-4) and alone.is_real
+    among = _compare(settings_of("aabbccdd"), by_seed * 4)
+    assert [(d.first, d.second) for d in among] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert {round(d.p_value / alone.p_value, 6) for d in among} == {4.0} and not any(d.is_real for d in among)
+
+
+def test_that_only_the_best_settings_are_compared_is_said() -> None:
+    assert len(_compare(settings_of("a" * 45), [{0: float(k)} for k in range(45)])) == 40 * 39 / 2
+    assert _uncompared_notes(settings_of("a" * 45)) == ["differences are between the best 40 of 45 settings"]
+    assert _uncompared_notes(settings_of("a" * 40 + "b" * 41)) == [
+        "differences are between the best 40 of 41 settings of world 2 of 2"
+    ]
+    assert _uncompared_notes(settings_of("a" * 40)) == []
 
 
 def test_a_run_that_has_spent_more_than_a_constraint_allows_is_over() -> None:

@@ -44,7 +44,8 @@ class Difference:
         mean: Mean of first minus second.
         low: Lower end of its 95 % interval by Student's t; NaN with too few pairs.
         high: Its upper end.
-        p_value: Two-sided, of the paired t test, corrected for the number of comparisons; NaN with too few pairs.
+        p_value: Two-sided, of the paired t test, :func:`corrected` for the number of comparisons; NaN with too few
+            pairs.
         is_real: The corrected p value is at most 0.05.
     """
 
@@ -127,13 +128,18 @@ def differences(by_seed: Sequence[Mapping[Any, float]]) -> list[Difference]:
     Args:
         by_seed: Per setting, seed -> figure; NaN counts as missing.
     """
+    return corrected(paired(by_seed))
+
+
+def paired(by_seed: Sequence[Mapping[Any, float]]) -> list[Difference]:
+    """Return :func:`differences` before the correction, none of them real yet: for families of several such lists."""
     pairs = []
     for first in range(len(by_seed)):
         for second in range(first + 1, len(by_seed)):
             seeds = sorted(set(by_seed[first]) & set(by_seed[second]), key=str)
             gaps = [by_seed[first][seed] - by_seed[second][seed] for seed in seeds]
             pairs.append(_difference(first, second, [gap for gap in gaps if not math.isnan(gap)]))
-    return _corrected(pairs)
+    return pairs
 
 
 def _difference(first: int, second: int, gaps: Sequence[float]) -> Difference:
@@ -155,13 +161,13 @@ def _paired_p(gaps: np.ndarray) -> float:
     return float(ttest_1samp(gaps, 0.0).pvalue)
 
 
-def _corrected(pairs: Sequence[Difference]) -> list[Difference]:
-    """Apply Holm's step-down correction over those that have a p value."""
+def corrected(pairs: Sequence[Difference]) -> list[Difference]:
+    """Apply Holm's step-down correction over those of a family that have a p value; it must not have been applied."""
     order = sorted((k for k, d in enumerate(pairs) if not math.isnan(d.p_value)), key=lambda k: pairs[k].p_value)
-    corrected = list(pairs)
+    judged = list(pairs)
     highest = 0.0
     for rank, k in enumerate(order):
         d = pairs[k]
         highest = max(highest, min(1.0, d.p_value * (len(order) - rank)))
-        corrected[k] = replace(d, p_value=highest, is_real=highest <= 1 - CONFIDENCE)
-    return corrected
+        judged[k] = replace(d, p_value=highest, is_real=highest <= 1 - CONFIDENCE)
+    return judged

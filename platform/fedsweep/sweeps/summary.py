@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
-from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
+from fedsweep.results.seed_statistics import Difference, Estimate, corrected, estimate, paired
 from fedsweep.results.settings import counted, group_settings, remarks, report_runs
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.files import jsonable, write_file
@@ -94,7 +94,8 @@ class Summary:
         modes: ``max`` or ``min`` for each.
         trials: In the order of the plan.
         settings: The best first; then those that miss a constraint; those of which no trial has finished come last.
-        differences: Between settings that may be compared, by the first metric; indices into ``settings``.
+        differences: Between settings that may be compared, by the first metric; indices into ``settings``. Corrected
+            for the number of comparisons in all worlds.
         notes: What a reader must know.
         fronts: With two or three metrics: the front of each of the :attr:`groups`, by its place.
     """
@@ -162,7 +163,13 @@ def summarise(
         trials=rows,
         settings=tuple(settings),
         differences=tuple(_compare(settings, [_figures_by_seed(group, metrics[0]) for _, group in ranked])),
-        notes=(*notes, *_under_way_notes(under_way), *_cohort_notes(folder, rows, load), *_remarks(folder, rows, load)),
+        notes=(
+            *notes,
+            *_under_way_notes(under_way),
+            *_uncompared_notes(settings),
+            *_cohort_notes(folder, rows, load),
+            *_remarks(folder, rows, load),
+        ),
         fronts=_fronts(folder, [group for _, group in ranked], config),
     )
 
@@ -287,11 +294,11 @@ def _compare(settings: Sequence[SettingRow], by_seed: Sequence[Mapping[int | Non
     by_pair: dict[tuple[int, int], Difference] = {}
     for group in comparable([setting.world for setting in settings]):
         places = group[:_MOST_COMPARED]
-        for d in differences([by_seed[place] for place in places]):
+        for d in paired([by_seed[place] for place in places]):
             pair = places[d.first], places[d.second]
             if d.pairs and pair not in by_pair:
                 by_pair[pair] = replace(d, first=pair[0], second=pair[1])
-    return list(by_pair.values())
+    return corrected(list(by_pair.values()))
 
 
 def _remarks(folder: SweepFolder, rows: Sequence[TrialRow], load: _Load) -> list[str]:
@@ -331,6 +338,16 @@ def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow], load: _Load) ->
 
 def _under_way_notes(labels: Sequence[str]) -> list[str]:
     return [f"figures of trials under way, since none has finished: {_some(labels)}"] if labels else []
+
+
+def _uncompared_notes(settings: Sequence[SettingRow]) -> list[str]:
+    groups = comparable([setting.world for setting in settings])
+    return [
+        f"differences are between the best {_MOST_COMPARED} of {len(group)} settings"
+        + (f" of world {number} of {len(groups)}" if len(groups) > 1 else "")
+        for number, group in enumerate(groups, start=1)
+        if len(group) > _MOST_COMPARED
+    ]
 
 
 def _some(labels: Sequence[str]) -> str:
