@@ -23,6 +23,7 @@ from fedsweep.errors import InputError
 from fedsweep.reports.contents import build_report
 from fedsweep.reports.page import PLOTLY, plotly_script, write_report
 from fedsweep.reports.sources import find_sources
+from fedsweep.reports.sweep_table import read_verdict
 from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.space import Trial
@@ -437,6 +438,39 @@ def test_the_sweeps_verdict_stands_above_its_settings(tmp_path: Path, difference
     sweep.write_summary({"metrics": {"test_accuracy": "max"}, "settings": [{}, {}], "differences": differences})
     page = report(tmp_path)
     assert words in page.text and not [tag for tag, _ in page.elements if tag == "img"]
+
+
+def test_a_summary_that_is_older_than_the_trials_is_no_verdict(tmp_path: Path) -> None:
+    """The third trial is that of an extension; then of what a budget had no room for."""
+    trials = tuple(Trial(number=n, values={"seed": n}, label="x", folder=f"{n}") for n in (1, 2, 3))
+    sweep = SweepFolder(tmp_path / "runs")
+    sweep.create(SweepPlan(config_tree={}, trials=trials[:2]), config_yaml="name: s\n", overwrite=False)
+    for seed in (1, 2):
+        write_run(sweep.path / str(seed), seed=seed, status="finished" if seed == 1 else "killed")
+    known = [{"folder": "1", "status": "finished"}, {"folder": "2", "status": "killed"}]
+    told = {"metrics": {"test_accuracy": "max"}, "settings": [{}, {}], "trials": known}
+    sweep.write_summary({**told, "differences": [verdict(p_value=0.4, is_real=False)]})
+
+    def says() -> str:
+        (line,) = read_verdict(sweep.path)
+        return line.split(":")[0]
+
+    held, old = "0 of 1 differences in test_accuracy are more than chance (paired seeds, 95%)", "no verdict yet"
+    assert says() == held
+    sweep.write_plan(SweepPlan(config_tree={}, trials=trials))
+    assert says() == old and "the sweep writes it anew at its end" in report(tmp_path).text
+    sweep.write_plan(SweepPlan(config_tree={}, trials=trials[1:]))
+    assert says() == old
+    sweep.write_plan(SweepPlan(config_tree={"sweep": {"budget": {"trials": 2}}}, trials=trials))
+    assert says() == held
+    write_run(sweep.path / "3", status=None)
+    assert says() == held
+    RunFolder(sweep.path / "3").write_result({"status": "finished"})
+    assert says() == old
+    sweep.write_plan(SweepPlan(config_tree={}, trials=trials[:2]))
+    assert says() == held
+    RunFolder(sweep.path / "2").write_result({"status": "finished"})
+    assert says() == old
 
 
 def test_other_worlds_are_noted(tmp_path: Path) -> None:

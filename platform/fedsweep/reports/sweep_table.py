@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
+from fedsweep.errors import InputError
 from fedsweep.results.texts import bytes_text, some_of
-from fedsweep.sweeps.sweep_folder import SUMMARY
+from fedsweep.results.view import load_run
+from fedsweep.sweeps.sweep_folder import SUMMARY, SweepFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,15 +122,41 @@ def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: s
 
 
 def read_verdict(folder: Path) -> list[str]:
-    """:func:`verdict_lines` of a sweep's folder; none where it has no summary, or one that cannot be read."""
+    """:func:`verdict_lines` of a sweep's folder; none without a summary, a line on one older than its trials."""
     try:
         tree = parse_json(read_regular(folder / SUMMARY, max_bytes=MOST_DOCUMENT_BYTES))
         (metric, mode), *_ = tree["metrics"].items()
+        if _is_outdated(folder, tree.get("trials")):
+            return [f"no verdict yet: {folder / SUMMARY} is older than the trials; the sweep writes it anew at its end"]
         return verdict_lines(tree["differences"], metric, mode, num_settings=len(tree["settings"]))
-    except FileNotFoundError:
+    except (FileNotFoundError, InputError):  # a damaged plan is among the report's notes
         return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         return [f"{folder / SUMMARY}: not a readable summary: {type(error).__name__}"]
+
+
+def _is_outdated(folder: Path, trials: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Check that a sweep has other trials than its summary, or that one has finished since: it goes on."""
+    sweep = SweepFolder(folder)
+    if trials is None or not sweep.has_plan:
+        return False
+    plan = sweep.read_plan()
+    had_finished = {trial["folder"]: trial["status"] == "finished" for trial in trials}
+    others = [trial.folder for trial in plan.trials if trial.folder not in had_finished]
+    if had_finished.keys() - {trial.folder for trial in plan.trials}:
+        return True
+    # A summary leaves out the trials for which a budget has no room: they have not finished.
+    if others and not plan.config_tree.get("sweep", {}).get("budget"):
+        return True
+    waiting = [name for name, was_finished in had_finished.items() if not was_finished]
+    return any(_has_finished(folder / name) for name in (*others, *waiting))
+
+
+def _has_finished(run: Path) -> bool:
+    try:
+        return load_run(run).status == "finished"
+    except InputError:
+        return False
 
 
 def _difference_text(difference: Mapping[str, Any], metric: str, mode: str) -> str:
