@@ -87,6 +87,15 @@ def test_spaces_that_mean_something_else_are_refused(sweep: dict[str, Any], said
         check_space(load_config({"sweep": sweep}))
 
 
+def test_a_metric_is_listed_once_and_rungs_go_from_little_to_much() -> None:
+    twice = {"metric": ["test_accuracy", "test_accuracy"], "mode": ["max", "min"]}
+    with pytest.raises(ConfigError, match="metric lists test_accuracy more than once; leave it out"):
+        load_config({"sweep": {"space": {"seed": {"grid": [0]}}, **twice}})
+    with pytest.raises(ConfigError, match=r"rungs go from little to much, but are \[5, 2\]; write \[2, 5\]"):
+        load_config({"sweep": {"space": {"training.rounds": {"rungs": [5, 2]}}}})
+    load_config({"sweep": {"space": {"model": {"rungs": [{"name": "mlp"}, {"name": "cnn"}]}}}})
+
+
 def test_merged_methods_are_named_by_their_parts() -> None:
     both = {"merge": [{"name": "feddh", "floor": 0.02}, {"name": "fedad", "base_rate": 0.1}]}
     config = load_config({"sweep": {"space": {"method": {"grid": [both]}}}})

@@ -101,6 +101,28 @@ def test_a_constraint_on_an_unknown_figure_is_refused() -> None:
         check_combination(load_config({"sweep": sweep}))
 
 
+@pytest.mark.parametrize(
+    ("constraint", "unit"),
+    [
+        ("test_accuracy >= 90 MB", "MB"),
+        ("total_bytes <= 50 %", "%"),
+        ("sim_time_s <= 2 kB", "kB"),
+        ("comm_ratio <= 2 s", "s"),
+        ("round <= 5 %", "%"),
+        *((text, None) for text in ("test_accuracy >= 50 %", "best_test_accuracy >= 0.5", "comm_ratio <= 50%")),
+        *((text, None) for text in ("bytes_up <= 2 MB", "total_bytes <= 2e6", "sim_time_s <= 5 s", "flops <= 1e9")),
+        *((text, None) for text in ("extra/worst <= 50 %", "extra/memory <= 2 GB", "extra/delay<=5s")),
+    ],
+)
+def test_a_constraint_in_a_unit_that_its_figure_does_not_have_is_refused(constraint: str, unit: str | None) -> None:
+    config = load_config({"sweep": {"space": {"seed": {"grid": [0]}}, "constraints": [constraint]}})
+    if unit is None:
+        check_combination(config)
+        return
+    with pytest.raises(ConfigError, match=rf"sweep.constraints: {constraint.split()[0]} is not in {unit}; write anoth"):
+        check_combination(config)
+
+
 def summarised(folder: SweepFolder, accuracies: dict[tuple[str, int], float], **sweep: Any) -> Summary:
     """Summarise trials of these methods and seeds: FedSGD's sent 600 bytes, others 1200 in three virtual seconds."""
     methods = list(dict.fromkeys(name for name, _ in accuracies))

@@ -16,6 +16,8 @@ _Floats = Annotated[tuple[float, float], Strict(False)]
 _Integers = Annotated[tuple[int, int], Strict(False)]
 _BYTE_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS = {"": 1.0, **_BYTE_UNITS, "%": 0.01, "s": 1.0}
+# Parts of a figure's name that say that it is in the unit; all others are of bytes.
+_MEASURED = {"%": {"accuracy", "ratio"}, "s": {"s"}}
 _AMOUNT = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_BYTE_UNITS)})")
 _CONSTRAINT = re.compile(
     rf"([\w/-]+)\s*(<=|>=)\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*({'|'.join(filter(None, _UNITS))})?"
@@ -58,6 +60,9 @@ class SpaceEntry(Section):
         if len(kinds) != 1:
             listing = " and ".join(kinds) or "none"
             raise ValueError(f"exactly one of {', '.join(SPACE_KINDS)} must be given, but got {listing}")
+        numbers = [value for value in self.rungs or () if isinstance(value, int | float)]
+        if len(numbers) == len(self.rungs or ()) and sorted(numbers) != numbers:
+            raise ValueError(f"rungs go from little to much, but are {numbers}; write {sorted(numbers)}")
         if kinds[0] in ("uniform", "loguniform", "randint"):
             low, high = self.values
             if low >= high:
@@ -91,11 +96,19 @@ class Constraint(NamedTuple):
         metric: The figure.
         is_most: The limit is the most that it may be; otherwise the least.
         limit: In the figure's unit.
+        unit: What it was written in; empty where no unit was.
     """
 
     metric: str
     is_most: bool
     limit: float
+    unit: str = ""
+
+    @property
+    def has_a_fitting_unit(self) -> bool:
+        """Tell whether the figure may be in the unit; of figures beside the engine's own nobody knows."""
+        measured = _MEASURED.get(self.unit, {"bytes"})
+        return not self.unit or "/" in self.metric or not measured.isdisjoint(self.metric.split("_"))
 
     def excess(self, value: float) -> float:
         """Return how far a value is beyond the limit; at most 0 where it holds."""
@@ -118,7 +131,7 @@ def parse_constraint(text: str) -> Constraint:
             f"a constraint is NAME <= NUMBER or NAME >= NUMBER, e.g. total_bytes <= 2 MB, but got {text!r}"
         )
     name, sign, number, unit = matched.groups()
-    return Constraint(metric=name, is_most=sign == "<=", limit=float(number) * _UNITS[unit or ""])
+    return Constraint(metric=name, is_most=sign == "<=", limit=float(number) * _UNITS[unit or ""], unit=unit or "")
 
 
 def _in_bytes(value: object) -> object:
@@ -258,6 +271,8 @@ class Sweep(Section):
                 raise ValueError(
                     f"mode must list max or min for each of the {len(self.metric)} metrics, but is {self.mode!r}"
                 )
+            if twice := [name for place, name in enumerate(self.metric) if name in self.metric[:place]]:
+                raise ValueError(f"metric lists {twice[0]} more than once; leave it out, and its mode")
         elif isinstance(self.mode, list):
             raise ValueError(f"mode is a list, so metric must be one too, but is {self.metric!r}")
         return self

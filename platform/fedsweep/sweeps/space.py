@@ -317,6 +317,8 @@ def check_combination(config: Config) -> None:
     for limit in sweep.limits:
         if limit.metric not in _METRICS and not limit.metric.startswith(f"{EXTRA}/"):
             raise ConfigError(f"sweep.constraints: {unknown_name('metric', limit.metric, all_metrics)}")
+        if not limit.has_a_fitting_unit:
+            raise ConfigError(f"sweep.constraints: {limit.metric} is not in {limit.unit}; write another unit, or none")
     if sweep.scheduler == "front":
         check_front(names, modes)
     elif isinstance(sweep.metric, list) and sweep.scheduler is not None:
