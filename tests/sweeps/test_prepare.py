@@ -70,6 +70,17 @@ def test_a_sweep_that_looks_for_the_worst_or_what_may_not_be_there_says_so(
     assert [bool(re.search(note, text)) for text in turned] == [True] if note else not turned
 
 
+def test_pbt_is_not_told_to_take_seeds_into_its_space(tmp_path: Path) -> None:
+    how = {"metric": "extra/rmse", "mode": "min", "space": {RATE: {"uniform": [0.1, 0.2]}}, "samples": 2}
+    plain, pbt = (
+        prepare(load_config(number(**how, **more)), SweepFolder(tmp_path / "sweep"), resume=False).notes
+        for more in ({}, {"scheduler": "pbt"})
+    )
+    assert any("to sweep.space" in note for note in plain) and not any("to sweep.space" in note for note in pbt)
+    (said,) = [note for note in pbt if "nothing can be said about chance" in note]
+    assert "run the values that the best one ended with in a sweep with seed: {grid: " in said
+
+
 @pytest.mark.parametrize(
     ("figure", "better"), [("client_accuracy_worst10", "max"), ("client_accuracy_sd", "min"), ("class_accuracy", "max")]
 )

@@ -74,7 +74,7 @@ def notes(
 ) -> list[str]:
     """Return notes for a reader of the comparison; none where trials differ in method and seed alone.
 
-    The trials' resolved configurations are in the same order. Where a search will give them seeds, these are not known.
+    The trials' resolved configurations are in the same order. For ``knows_seeds`` see :func:`knows_seeds`.
     A chooser is what judges trials while the sweep goes on without a look at their worlds; see :func:`chooser_of`.
     """
     flats = [flat_config(config.tree()) for config in configs]
@@ -95,6 +95,11 @@ def notes(
             " come from these keys as well as from the method"
         )
     return sentences + (_seed_notes(trials) if knows_seeds else [])
+
+
+def knows_seeds(config: Config) -> bool:
+    """Check that a space may say which seeds settings have: no search gives them out, and ``pbt`` takes one alone."""
+    return config.sweep.search != "optuna" and config.sweep.scheduler != "pbt"
 
 
 def chooser_of(config: Config) -> str | None:

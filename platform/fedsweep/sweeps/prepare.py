@@ -15,7 +15,7 @@ from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.guard import guarded
 from fedsweep.results.texts import is_accuracy
-from fedsweep.sweeps.fairness import chooser_of, notes
+from fedsweep.sweeps.fairness import chooser_of, knows_seeds, notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.reuse import check_code, extended
@@ -48,7 +48,8 @@ _SPREADS, _SINGLES = {"personal_accuracy": "max", "own_accuracy": "max"}, ("mean
 
 _PBT_NOTE = (
     "sweep.scheduler=pbt changes values on the way: settings are named by the values that trials began with, and the"
-    " config.yaml of a trial has those that it ended with"
+    " config.yaml of a trial has those that it ended with; each has a single seed, so nothing can be said about chance:"
+    " for that, run the values that the best one ended with in a sweep with seed: {grid: [0, 1, 2, 3, 4]}"
 )
 
 
@@ -98,8 +99,8 @@ def prepare(
     datasets = datasets or _load_datasets(samples)
     full = _check_trials(config, samples, datasets)
     if trials is None:
-        configs, knows_seeds = [e.config for e in samples], config.sweep.search != "optuna"
-        sentences += notes([e.trial for e in samples], configs, knows_seeds=knows_seeds, chooser=chooser_of(config))
+        sampled, configs = [e.trial for e in samples], [e.config for e in samples]
+        sentences += notes(sampled, configs, knows_seeds=knows_seeds(config), chooser=chooser_of(config))
         sentences += [*_doubtful_aims(config, configs[0]), *([_PBT_NOTE] if config.sweep.scheduler == "pbt" else [])]
     prepared = PreparedSweep(
         config=config,
