@@ -118,6 +118,15 @@ def test_methods_are_called_as_in_their_papers_and_by_what_tells_them_apart() ->
     assert found == [f"{method} lr=0.1" for method in (*methods, "MOON+FedAD")]
 
 
+def test_listed_values_that_are_alike_to_four_digits_have_labels_of_their_own() -> None:
+    methods = [{"name": "fedprox", "mu": 0.1}, {"name": "fedprox", "mu": 0.100001}, {"name": "fedavg"}]
+    space = {"method": {"grid": methods}, "training.optimizer.lr": {"grid": [0.05, 0.050001, 0.123456]}}
+    labels = [trial.label for trial in list_trials(load_config({"sweep": {"space": space}}))]
+    assert len(set(labels)) == 9
+    assert labels[-3:] == ["FedAvg lr=0.05", "FedAvg lr=0.050001", "FedAvg lr=0.1235"]
+    assert labels[3] == '{"mu": 0.100001, "name": "fedprox"} lr=0.05'
+
+
 NAMED = [
     {"name": "no proximal term", "set": {"method": {"name": "fedavg"}}},
     {"name": "ours", "set": {"method.mu": 1.0, "method": {"name": "fedprox"}, "training.rounds": 7}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -97,6 +97,12 @@ def value_text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def told_apart(value: Any, text: Callable[[Any], str], *, among: Iterable[Any]) -> str:
+    """Return a value's text; all of the value as JSON where another one among these has the same text."""
+    short, whole = text(value), _text(value)
+    return whole if any(text(other) == short and _text(other) != whole for other in among) else short
 
 
 def without_shared_start(names: Sequence[str]) -> list[str]:

@@ -9,13 +9,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.catalog import build_metrics, task_metrics
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.keys import short_names
-from fedsweep.results.texts import method_label, value_text
+from fedsweep.results.texts import method_label, told_apart, value_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.streams import stream
 from fedsweep.sweeps.front import check_front
@@ -154,12 +155,12 @@ def _label(config: Config, values: Mapping[str, Any], setting: str | None) -> st
     names = short_names([*own.space])
     parts = [] if own.name is None else [own.name]
     for key in names:
-        value = values[key]
+        value, among = values[key], own.space[key].values if own.space[key].is_list else ()
         if key == _METHOD and isinstance(value, Mapping):
-            others = own.space[key].values if own.space[key].kind in ("grid", "choice") else ()
-            parts.append(method_label(value, among=[other for other in others if isinstance(other, Mapping)]))
+            methods = [other for other in among if isinstance(other, Mapping)]
+            parts.append(told_apart(value, partial(method_label, among=methods), among=methods))
         elif key != SEED:
-            parts.append(f"{names[key]}={value_text(value)}")
+            parts.append(f"{names[key]}={told_apart(value, value_text, among=among)}")
     return " ".join(parts)
 
 
