@@ -125,6 +125,20 @@ def parametrized(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, num_classes)))
 
 
+def rectified(*, input_shape, num_classes):
+    return nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, num_classes))
+
+
+class Centred(nn.Sequential):
+    def forward(self, inputs):
+        inputs.sub_(0.5)
+        return super().forward(inputs)
+
+
+def centred(*, input_shape, num_classes):
+    return Centred(nn.Flatten(), nn.Linear(64, num_classes))
+
+
 def no_module(*, input_shape, num_classes):
     return 5
 
@@ -271,6 +285,8 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
         ("counting", {}, "the buffer 'module.seen' changes in training, but only floats travel; make it one of floats"),
         ("cumulative", {}, "the batch norm 'module.1' averages over all batches .*; give it a momentum"),
         ("parametrized", {}, "must not use torch's parametrizations"),
+        ("centred", {}, r"centred' changes its inputs in place, .*; write x = x - 0.5, not x.sub_\(0.5\)"),
+        ("rectified", {}, "rectified' changes its inputs in place, .* give a first layer no inplace=True"),
         ("no_module", {}, "must return a torch.nn.Module, but returned a int"),
         ("wrong_call", {}, r"shape is missing; .* \(beside input_shape, num_classes, outputs, which are given to it\)"),
         ("not_callable", {}, "must be callable, but is a int"),

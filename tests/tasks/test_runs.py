@@ -369,6 +369,28 @@ def test_what_a_task_of_ones_own_should_not_have_said_is_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_task_that_changes_what_it_is_given_changes_no_later_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_changing.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = {"dataset": "own_changing:data", "task": {"kind": "own_changing:Error"}, "clients": 3}
+    config = {**SMALL, "scenario": {**scenario, "partition": {"kind": "iid"}}, "training": {"rounds": 3}}
+    config["evaluation"] = {"metrics": ["own_changing:largest"]}
+    module = importlib.import_module("own_changing")
+    module.largest = lambda outputs, targets: outputs.max() + targets.max()
+    before, tally = run(config).to_pandas(), module.Error.tally
+
+    def changing(self: Any, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        sums = tally(self, outputs, targets)
+        outputs.zero_(), targets.add_(1)
+        return sums
+
+    monkeypatch.setattr(module.Error, "tally", changing)
+    columns = ["error", "test_loss", "largest"]
+    assert run(config).to_pandas()[columns].equals(before[columns])
+
+
 def test_a_function_says_what_its_task_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is built, so that tables, limits and sweeps know it; the figures were in none of them."""
     (tmp_path / "own_made.py").write_text(f"{FAULTY}\n\ndef made(*, num_classes, target_shape):\n    return Error()\n")

@@ -148,7 +148,8 @@ class Evaluator:
                 if self._metrics:
                     outputs.append(answer.cpu())
                 truth = any_of(inputs) if self._task.of_inputs else targets
-                for name, value in ask(self._task, "tally", answer, truth, when=when).items():
+                # Copies: a task of one's own may change them in place, and the next test has the same.
+                for name, value in ask(self._task, "tally", answer.clone(), truth.clone(), when=when).items():
                     if name in tally and (shapes := [tuple(np.shape(v)) for v in (tally[name], value)])[0] != shapes[1]:
                         must, answer = "sums of one shape whatever the batch", f"{name} of {shapes[0]} and {shapes[1]}"
                         raise wrong(self._task, "tally", must=must, answer=answer, when=when)

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import ModelShape, Network, gains_by_pixels_last
 from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.trees import Inputs, copied, moving_buffers, trained_params
+from fedsweep.trees import Inputs, all_of, copied, each, moving_buffers, trained_params
 
 _PREFIX = "module"
 
@@ -112,10 +112,11 @@ def try_out(network: Network, *, name: str, outputs: tuple[int, ...]) -> Tensor:
         outputs: What it must give for a sample; features of more or fewer dimensions than one are none.
 
     Raises:
-        ConfigError: It does not take such inputs, or gives something else.
+        ConfigError: It does not take such inputs, changes them in place, or gives something else.
     """
     was_training = network.training
-    inputs = network.example(2)
+    inputs: Any = each(torch.clone, network.example(2))
+    before = _changes(inputs)
     network.eval()
     try:
         with torch.no_grad():
@@ -124,6 +125,11 @@ def try_out(network: Network, *, name: str, outputs: tuple[int, ...]) -> Tensor:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"model {name!r} can't take inputs {_shapes(inputs)}: {error}") from error
     network.train(was_training)
+    if _changes(inputs) != before:
+        raise ConfigError(
+            f"model {name!r} changes its inputs in place, and a test's inputs are kept for the next one; write"
+            " x = x - 0.5, not x.sub_(0.5), and give a first layer no inplace=True"
+        )
     for answer in (features, logits):
         if not isinstance(answer, Tensor):
             raise ConfigError(f"model {name!r} must give one tensor of outputs, but gave a {type(answer).__name__}")
@@ -137,6 +143,11 @@ def try_out(network: Network, *, name: str, outputs: tuple[int, ...]) -> Tensor:
     elif features.dim() != 2:
         raise ConfigError(f"model {name!r} must give features [B, D], but gave {list(features.shape)} for two samples")
     return features
+
+
+def _changes(inputs: Inputs) -> list[int]:
+    """Return how often each tensor was changed in place; zeros may stay zeros, as under a ReLU."""
+    return [values._version for values in all_of(inputs)]
 
 
 def _shapes(inputs: Inputs) -> str:
