@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsweep.errors import DataError
+from fedsweep.errors import ConfigError, DataError
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
 datasets = pytest.importorskip("datasets", reason="the package datasets comes with the extra hf")
@@ -115,6 +115,55 @@ def test_without_a_test_split_a_fifth_is_kept_for_it(tmp_path: Path) -> None:
     assert found.writers is not None and np.array_equal(found.writers, found.train_images[:, 0, 0, 0] // 50)
     assert found.test.groups is not None and np.array_equal(found.test.groups, found.test_images[:, 0, 0, 0] // 50)
     assert np.array_equal(found.train_labels, found.train_images[:, 0, 0, 0] % 2)
+
+
+def renamed(part: Any, names: list[str]) -> Any:
+    """The same numbers, which mean other classes."""
+    return part.cast_column("label", datasets.ClassLabel(names=names))
+
+
+def test_a_class_is_what_its_name_says_in_either_split(tmp_path: Path) -> None:
+    parts = {"train": table(6), "test": renamed(table(4), ["odd", "none"])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "set"))
+    found = load(tmp_path / "set")
+    assert found.class_names == ("even", "odd", "none") and found.num_classes == 3
+    assert found.train_labels.tolist() == [0, 1, 0, 1, 0, 1] and found.test_labels.tolist() == [1, 2, 1, 2]
+    rows = {name: part.remove_columns("image").add_column("age", [1] * len(part)) for name, part in parts.items()}
+    datasets.DatasetDict(rows).save_to_disk(str(tmp_path / "rows"))
+    found = load(f"{tmp_path / 'rows'}?columns=age&label=label")
+    assert found.class_names == ("even", "odd", "none") and found.test_labels.tolist() == [1, 2, 1, 2]
+
+
+def labelled(labels: list[Any]) -> Any:
+    return table(len(labels)).remove_columns("label").add_column("label", labels)
+
+
+def test_texts_and_whole_numbers_beside_pictures_are_classes(tmp_path: Path) -> None:
+    parts = {"train": labelled(["cat", "ant", "cat"]), "test": labelled(["bee", "cat"])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "texts"))
+    found = load(tmp_path / "texts")
+    assert found.class_names == ("ant", "bee", "cat")
+    assert found.train_labels.tolist() == [2, 0, 2] and found.test_labels.tolist() == [1, 2]
+    datasets.DatasetDict(train=labelled([0.0, 2.0]), test=labelled([1.0])).save_to_disk(str(tmp_path / "whole"))
+    assert load(tmp_path / "whole").train_labels.tolist() == [0, 2] and load(tmp_path / "whole").num_classes == 3
+    datasets.DatasetDict(train=table(6), test=labelled(["odd", "even"])).save_to_disk(str(tmp_path / "mixed"))
+    assert load(tmp_path / "mixed").test_labels.tolist() == [1, 0]
+
+
+def test_numbers_between_classes_and_rows_without_a_class_are_refused(tmp_path: Path) -> None:
+    labelled([0.0, 1.5, 2.0]).save_to_disk(str(tmp_path / "between"))
+    with pytest.raises(DataError, match=r"labels are classes, integers or texts, but the column label holds 1\.5"):
+        load(tmp_path / "between")
+    hidden = renamed(table(2), ["odd", "none"]).map(lambda row: {"label": -1})
+    datasets.DatasetDict(train=table(6), test=hidden).save_to_disk(str(tmp_path / "hidden"))
+    with pytest.raises(DataError, match=r"rows of the column label have no class \(-1\); leave them out"):
+        load(tmp_path / "hidden")
+
+
+def test_a_size_of_pictures_is_refused_for_rows_of_numbers(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"age": [1, 2, 3], "dose": [0, 1, 0]}).to_parquet(str(tmp_path / "rows.parquet"))
+    with pytest.raises(ConfigError, match=r"scenario\.image_size=8 resizes pictures, but data set .* has none; leave"):
+        load(f"{tmp_path}?columns=age&label=dose", image_size=8)
 
 
 def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:

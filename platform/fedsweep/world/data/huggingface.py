@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.errors import DataError, FedsweepError, ResourceError
+from fedsweep.errors import ConfigError, DataError, FedsweepError, ResourceError
 from fedsweep.world.data import huggingface_tables as tables
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
 from fedsweep.world.data.huggingface_source import PREFIX, Source, held_out, is_folder, open_splits, read_options
@@ -42,6 +42,7 @@ def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
         image_size: Height and width of all pictures; needed where theirs differ.
 
     Raises:
+        ConfigError: There are no pictures that ``image_size`` could be of.
         ResourceError: The package ``datasets`` is not installed, or for texts ``transformers``.
         DataError: There is no such data set, it can't be read, or has no such samples.
     """
@@ -56,6 +57,11 @@ def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
         splits = open_splits(place, options, download=download)
         source = Source(name=f"{PREFIX}{place}", options=options, splits=splits)
         if "text" in options or "columns" in options:
+            if image_size is not None:
+                raise ConfigError(
+                    f"scenario.image_size={image_size} resizes pictures, but data set {source.name!r} has none; leave"
+                    " it out"
+                )
             return tables.dataset(source)
         return _dataset(source, image_size=image_size)
     except FedsweepError:
@@ -68,16 +74,15 @@ def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
 
 def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     used = source.used()
-    labels = source.column("label", used[0])
     # Which column and which split is what, is no matter of the files.
     choice = hashlib.blake2b(repr(sorted(source.options.items())).encode(), digest_size=6).hexdigest()
     arrays = cached_arrays(
-        f"hf-images-{image_size or 'own'}-{choice}",
+        f"hf-pictures-{image_size or 'own'}-{choice}",
         sources=[Path(file["filename"]) for part in used for file in part.cache_files],
         decode=lambda: _decoded(source, used, image_size=image_size),
     )
     values = arrays["train_images"] / np.float32(255)
-    names = getattr(used[0].features[labels], "names", None)
+    names = arrays.pop("class_names").tolist()
     return Dataset.images(
         name=source.name,
         **{key: values for key, values in arrays.items() if not key.endswith("writers")},
@@ -88,12 +93,16 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
         std=tuple(float(max(std, 1e-6)) for std in values.std(axis=(0, 2, 3), dtype=np.float64)),
         writers=arrays.get("train_writers"),
         test_writers=arrays.get("test_writers"),
-        class_names=tuple(names or ()),
+        class_names=tuple(names),
     )
 
 
 def _decoded(source: Source, used: list[datasets.Dataset], *, image_size: int | None) -> Arrays:
-    parts = [_part(source, part, image_size=image_size) for part in used]
+    labels, names = _labels(source, used)
+    parts: list[Arrays] = [
+        {"images": _pictures(source, part, image_size=image_size), "labels": own}
+        for part, own in zip(used, labels, strict=True)
+    ]
     for part, writers in zip(parts, source.writers(used), strict=True):
         part.update({} if writers is None else {"writers": writers})
     grey = all(part["images"].shape[1] == 1 for part in parts)
@@ -102,25 +111,33 @@ def _decoded(source: Source, used: list[datasets.Dataset], *, image_size: int | 
             part["images"] = np.repeat(part["images"], 3, axis=1)
     if len(parts) == 1:
         parts = [{key: values[rows] for key, values in parts[0].items()} for rows in held_out(len(parts[0]["labels"]))]
-    return {
+    arrays = {
         f"{role}_{key}": values
         for role, part in zip(("train", "test"), parts, strict=True)
         for key, values in part.items()
     }
+    return {**arrays, "class_names": np.array(names, dtype=str)}
 
 
-def _part(source: Source, part: datasets.Dataset, *, image_size: int | None) -> Arrays:
-    images, label = source.column("image", part), source.column("label", part)
-    return {
-        "images": _pictures(source.name, part.select_columns([images]), images, image_size=image_size),
-        "labels": source.values(label, part).astype(np.int64),
-    }
+def _labels(source: Source, used: list[datasets.Dataset]) -> tuple[list[NDArray[np.int64]], list[str]]:
+    """Return each part's labels [S] and the classes' names, if they have any."""
+    columns = [source.column("label", part) for part in used]
+    labels, names = source.classes(columns, used)
+    for values in labels:
+        if values.dtype.kind == "f" and (odd := values[values != np.floor(values)]).size:
+            raise DataError(
+                f"{source.name}: pictures' labels are classes, integers or texts, but the column {columns[0]} holds"
+                f" {odd[0]:g}"
+            )
+    return [values.astype(np.int64) for values in labels], names
 
 
-def _pictures(name: str, rows: datasets.Dataset, column: str, *, image_size: int | None) -> NDArray[np.uint8]:
+def _pictures(source: Source, part: datasets.Dataset, *, image_size: int | None) -> NDArray[np.uint8]:
     """Decode pictures to ``[S, C, H, W]``; one channel where every picture is grey."""
     from PIL.Image import Resampling
 
+    name, column = source.name, source.column("image", part)
+    rows = part.select_columns([column])
     pictures: list[NDArray[np.uint8]] = []
     for row in with_progress(rows, label=f"reading {name}"):
         picture = row[column]

@@ -134,6 +134,29 @@ class Source:
             raise DataError(f"{self.name}: the column {column} is not filled: {rows}")
         return np.asarray(values)
 
+    def classes(
+        self, columns: Sequence[str], parts: Sequence[datasets.Dataset]
+    ) -> tuple[list[NDArray[Any]], list[str]]:
+        """Return each part's classes [S], and their names; numbers without names stay as they are.
+
+        Parts may name other classes, or the same in another order: a class is what its name says. Those that the
+        training part does not have come behind its own.
+        """
+        values = [self.values(self.named(column, part), part) for column, part in zip(columns, parts, strict=True)]
+        named = [getattr(part.features[column], "names", None) for column, part in zip(columns, parts, strict=True)]
+        is_text = any(part.dtype.kind not in "biuf" for part in values)
+        if not is_text and (None in named or all(names == named[0] for names in named)):
+            return values, list(named[0] or ())
+        if any(names is not None and min(part) < 0 for names, part in zip(named, values, strict=True)):
+            raise DataError(f"{self.name}: rows of the column {columns[0]} have no class (-1); leave them out")
+        texts = [
+            part.astype(str) if names is None else np.asarray(names)[part]
+            for names, part in zip(named, values, strict=True)
+        ]
+        all_names = [name for names in named for name in names or ()] + np.unique(np.concatenate(texts)).tolist()
+        numbers = {name: n for n, name in enumerate(dict.fromkeys(all_names))}
+        return [np.array([numbers[text] for text in part.tolist()]) for part in texts], list(numbers)
+
     def writers(self, parts: Sequence[datasets.Dataset]) -> list[NDArray[np.int64] | None]:
         """Return each sample's natural client [S], numbered over all parts, the training's first.
 

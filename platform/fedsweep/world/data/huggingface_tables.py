@@ -110,11 +110,10 @@ def _rows(source: Source, part: datasets.Dataset) -> NDArray[np.float32]:
 
 def _labels(source: Source, column: str, used: list[datasets.Dataset]) -> tuple[list[Array], tuple[str, ...]]:
     """Return targets [S]: classes with their names, or numbers without."""
-    values = [source.values(source.named(column, part), part) for part in used]
-    names = getattr(used[0].features[column], "names", None)
+    values, names = source.classes([column] * len(used), used)
     if values[0].dtype.kind == "f":
         return [part.astype(np.float32) for part in values], ()
-    if names is None:
+    if not names:
         names = np.unique(np.concatenate(values)).tolist()
         values = [np.searchsorted(names, part) for part in values]
     return [part.astype(np.int64) for part in values], tuple(map(str, names))
