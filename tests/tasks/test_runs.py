@@ -20,7 +20,7 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.per_client import spread
 from fedsweep.errors import ConfigError, DataError, FedsweepError, InputError
-from fedsweep.experiment.build_world import build_task, strata_of
+from fedsweep.experiment.build_world import build_task, build_world, strata_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.reports.contents import build_report
@@ -425,6 +425,27 @@ def test_classes_are_integers_of_any_type_and_no_truths(kind: str) -> None:
             build_task(config, dataset)
     else:
         assert strata_of(dataset, build_task(config, dataset)).dtype == np.int64
+
+
+def test_strata_of_classified_samples_are_what_the_split_alone_goes_by() -> None:
+    draws = np.random.default_rng(3)
+    sites, labels = draws.integers(0, 2, 90), draws.integers(0, 3, 90)
+    rows = draws.random((90, 4), dtype=np.float32)
+    samples = Samples(inputs=rows, targets=labels, strata=sites)
+    dataset = Dataset(name="sites", train=samples, test=samples, num_classes=3)
+    partition = {"kind": "classes", "classes_per_client": 1}
+    server_data = {"validation": 0.1, "proxy": {"per_class": 2}}
+    config = load_config({"scenario": {"clients": 4, "partition": partition, "server_data": server_data}})
+    world = build_world(config, dataset)
+    assert all(len({*sites[own].tolist()}) == 1 for own in world.indices)
+    assert world.data.num_classes == 3 and np.array_equal(world.data.stratum_of, labels)
+    for profile, own in zip(world.profiles, world.indices, strict=True):
+        assert profile.label_counts.tolist() == np.bincount(labels[own], minlength=3).tolist()
+    assert world.proxy is not None and world.proxy[1] is not None
+    assert np.bincount(world.proxy[1]).tolist() == [2, 2, 2]
+    many = Samples(inputs=rows, targets=labels + 200_000)
+    with pytest.raises(DataError, match="'sites': classes must be numbered from 0 on, below 100,000, but one is 200,"):
+        build_world(config, Dataset(name="sites", train=many, test=many, num_classes=200_003))
 
 
 UNLABELLED = """

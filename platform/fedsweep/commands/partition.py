@@ -58,7 +58,7 @@ def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, p
 
 
 def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, World, str, bool]:
-    """Return the configuration, its world, a title, and whether the data have strata of their own."""
+    """Return the configuration, its world, a title, and whether strata of the data's own are counted."""
     from fedsweep.config.load import load_config
     from fedsweep.experiment.build_world import build_world, dataset_of
 
@@ -68,7 +68,7 @@ def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, Worl
     world = build_world(loaded, data)
     how = ", ".join(f"{key}={value}" for key, value in scenario.partition.parameters.items())
     title = f"{scenario.dataset}, {scenario.partition.kind}{f' ({how})' if how else ''}, seed {loaded.seed}"
-    return loaded, world, title, data.train.strata is not None
+    return loaded, world, title, data.train.strata is not None and not world.data.learned.has_classes
 
 
 def _print_counts(counts_NC: np.ndarray, title: str, *, stratum: str) -> None:

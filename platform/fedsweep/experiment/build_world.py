@@ -42,11 +42,12 @@ def build_world(config: Config, dataset: Dataset) -> World:
     task = build_task(config, dataset)
     strata = strata_of(dataset, task)
     num_strata = max(task.num_strata, int(strata.max()) + 1)
-    check_kinds(config, dataset, has_strata=num_strata > 1)
+    split_by, num_parts = _split_by(dataset, task, strata, num_strata)
+    check_kinds(config, dataset, has_strata=max(num_strata, num_parts) > 1)
     validation, proxy, rest = server_share(strata, num_strata, scenario, seed)
     sizes = {"num_classes": num_strata, "num_rounds": rounds, "num_clients": scenario.clients}
     drift = built(config, "scenario.drift", **sizes)
-    indices = _split(config, dataset, rest, drift, strata=strata, num_strata=num_strata)
+    indices = _split(config, dataset, rest, drift, strata=split_by, num_strata=num_parts)
     availability = built(config, "scenario.availability", **sizes)
     if is_drawn := isinstance(indices, Drawn):
         check_drawn(config, drift, availability)
@@ -160,22 +161,36 @@ def build_task(config: Config, dataset: Dataset) -> Task:
 
 
 def strata_of(dataset: Dataset, task: Task) -> np.ndarray:
-    """Return what the training samples are split by [S]: the data set's strata, or the task's; zeros without any.
+    """Return what the training samples are counted by [S]: classes, the data set's strata, or the task's; else zeros.
 
     Raises:
-        DataError: The task's are no such numbers, or one is 100,000 or more.
+        DataError: They are no such numbers, or one is 100,000 or more.
     """
-    own = dataset.train.strata if dataset.train.strata is not None else task.strata(dataset.train.targets)
-    if own is None:
+    targets, own = dataset.train.targets, dataset.train.strata
+    if task.has_classes:
+        return _numbered(task.strata(targets), dataset, "classes")
+    return _numbered(task.strata(targets) if own is None else own, dataset, "strata")
+
+
+def _split_by(dataset: Dataset, task: Task, strata: np.ndarray, num_strata: int) -> tuple[np.ndarray, int]:
+    """Return what the training samples are split by [S], and how many there are of it; of classes it may be others."""
+    if not task.has_classes or dataset.train.strata is None:
+        return strata, num_strata
+    own = _numbered(dataset.train.strata, dataset, "strata")
+    return own, int(own.max()) + 1
+
+
+def _numbered(strata: np.ndarray | None, dataset: Dataset, what: str) -> np.ndarray:
+    if strata is None:
         return np.zeros(len(dataset.train), np.int64)
-    numbers = own.astype(np.int64) if isinstance(own, np.ndarray) and own.dtype == bool else own
-    strata = integers(numbers, f"data set {dataset.name!r}: the task's strata", length=len(dataset.train))
-    if strata.max() >= _MOST_STRATA:
+    numbers = strata.astype(np.int64) if isinstance(strata, np.ndarray) and strata.dtype == bool else strata
+    checked = integers(numbers, f"data set {dataset.name!r}: the task's {what}", length=len(dataset.train))
+    if checked.max() >= _MOST_STRATA:
         raise DataError(
-            f"data set {dataset.name!r}: strata must be numbered from 0 on, below {_MOST_STRATA:,}, but one is"
-            f" {strata.max():,}"
+            f"data set {dataset.name!r}: {what} must be numbered from 0 on, below {_MOST_STRATA:,}, but one is"
+            f" {checked.max():,}"
         )
-    return strata
+    return checked
 
 
 def check_kinds(config: Config, dataset: Dataset, *, has_strata: bool) -> None:
