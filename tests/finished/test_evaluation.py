@@ -196,6 +196,37 @@ def test_data_that_do_not_fit_are_refused(fedavg: Path) -> None:
         evaluate(fedavg, data=(noise.astype(np.float64), np.arange(4)))
 
 
+WIDE = """
+import numpy as np
+from fedsweep import Dataset
+
+
+def wide(*, root, download, width=6):
+    labels = np.arange(40) % 2
+    pictures = np.ones((40, 1, 4, width), np.uint8) * (100 * labels).astype(np.uint8)[:, None, None, None]
+    parts = {"train_images": pictures, "train_labels": labels, "test_images": pictures, "test_labels": labels}
+    return Dataset.images(name="wide", **parts, num_classes=2, scale=255.0, mean=(0.4,), std=(0.4,))
+
+
+def wider(*, root, download):
+    return wide(root=root, download=download, width=7)
+"""
+
+
+def test_data_of_pictures_that_are_not_square_are_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_wide.py").write_text(WIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = {"dataset": "own_wide:wide", "clients": 4, "partition": {"kind": "iid"}}
+    training = {"rounds": 1, "cohort_size": 2}
+    config = {"scenario": scenario, "model": {"name": "mlp"}, "training": training, "tracking": {"uri": "none"}}
+    run = fedsweep.run({**config, "runtime": {"backend": "local"}}, out=tmp_path / "run")
+    assert evaluate(run.folder, data="own_wide:wide").test_accuracy == evaluate(run.folder).test_accuracy
+    with pytest.raises(
+        InputError, match=r"are \[1, 4, 7\], but the model takes \[1, 4, 6\]; choose data of that shape"
+    ):
+        evaluate(run.folder, data="own_wide:wider")
+
+
 def test_only_a_finished_run_has_a_model_but_a_file_may_take_its_place(fedavg: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(fedavg, copy)

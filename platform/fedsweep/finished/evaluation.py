@@ -106,7 +106,8 @@ class Subject:
             return own.name, own.test_images, own.test_labels, own.class_names
         if isinstance(data, str):
             scenario = self.config.scenario
-            size = None if own.pixels is None else int(own.train_images.shape[-1])
+            sides = set() if own.pixels is None else {*own.image_shape[1:]}
+            size = sides.pop() if len(sides) == 1 else None  # to others none can be resized
             data = load_dataset(data, root=scenario.root, download=scenario.download, image_size=size)
         elif not isinstance(data, Dataset):
             data = _given(own, *data)
@@ -127,7 +128,7 @@ class Subject:
         if other.image_shape != own.image_shape:
             raise DataError(
                 f"data {other.name!r}: its images are {list(other.image_shape)}, but the model takes"
-                f" {list(own.image_shape)}; choose data with as many channels"
+                f" {list(own.image_shape)}; choose data of that shape"
             )
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             kind = f"{labels.dtype} {list(labels.shape[1:])}"
