@@ -235,6 +235,50 @@ def test_a_base_may_be_of_any_type_and_weights_may_be_tied() -> None:
     assert moved.get_parameter("second.weight") is moved.get_parameter("first.weight")
 
 
+TYPES = """
+import torch
+from torch import nn
+
+
+class Double(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8).double(), nn.Linear(8, 10)
+
+    def forward(self, inputs):
+        return self.last(self.first(inputs.flatten(1).double()).float())
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 10, dtype=torch.cfloat))
+
+    def forward(self, inputs):
+        return (inputs.flatten(1) @ self.weight.real)
+
+
+def double(*, input_shape, num_classes):
+    return Double()
+
+
+def complex_one(*, input_shape, num_classes):
+    return Complex()
+"""
+
+
+def test_what_is_trained_is_of_one_floating_type_whatever_its_base_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_types.py").write_text(TYPES)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, shown in (("double", "last.bias' of float32"), ("complex_one", "'module.weight' of complex64")):
+        with pytest.raises(ConfigError, match=f"own_types:{name}' must train parameters of one floating .*{shown}"):
+            run({**TINY, "model": {"name": f"own_types:{name}"}}, out=tmp_path / "run")
+    part = {"kind": "part", "train": ["last"]}
+    run({**TINY, "model": {"name": "own_types:double", "adapter": part}}, out=tmp_path / "run")
+
+
 def test_statistics_of_a_frozen_layer_stay() -> None:
     network = adapted(FedstgCnn(input_shape=(3, 8, 8), num_classes=4), Part(train=("classifier",)))
     assert not moving_buffers(network)

@@ -27,6 +27,7 @@ from fedsweep.models.adapters import Adapter
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
 from fedsweep.models.network import ModelShape
 from fedsweep.models.registry import adapt, make_network
+from fedsweep.models.user_network import check_types
 from fedsweep.streams import stream
 from fedsweep.tasks.base import Task
 from fedsweep.trees import are_equal, constants_sha256, layout_of, load_vector, moving_buffers, trained_params, zeros
@@ -74,6 +75,7 @@ class ModelBuilder:
             # The frozen values are the builder's own, one in each process; what is trained is each model's.
             for tensor in (*trained_params(model).values(), *moving_buffers(model).values()):
                 tensor.data = tensor.data.clone()
+        check_types(model, name=self.network.name)
         if self.initial is not None:
             load_vector(model, layout_of(model), self.initial)
         return model

@@ -206,6 +206,25 @@ def _check_derived(network: Network, *, name: str) -> None:
         raise ConfigError(f"model {name!r}: the buffer {changed[0]!r} changes in training, but {reason}; {remedy}")
 
 
+def check_types(network: nn.Module, *, name: str) -> None:
+    """Refuse parameters of several types, or of complex numbers, among those that are trained.
+
+    Args:
+        network: A network, with its adapter if it has one: what that freezes may be of any type.
+        name: Its name in the configuration, for messages.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    paths = {parameter.dtype: path for path, parameter in trained_params(network).items()}
+    if len(paths) > 1 or not all(dtype.is_floating_point for dtype in paths):
+        shown = ", ".join(f"{path!r} of {dtype}".replace("torch.", "") for dtype, path in paths.items())
+        raise ConfigError(
+            f"model {name!r} must train parameters of one floating type, but has {shown}; give all float32, say, by"
+            " module.float(), and complex ones as two of real numbers"
+        )
+
+
 def _check_parameters(network: Network, *, name: str) -> None:
     groups = network.unit_groups()
     cut = {name for group in groups for name, *_ in (*group.produced, *group.consumed)}
