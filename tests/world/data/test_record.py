@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import DataError
-from fedsweep.world.data.record import Dataset
+from fedsweep.world.data.record import Dataset, Samples
 
 
 def small(**changes: Any) -> Dataset:
@@ -55,6 +55,50 @@ def test_a_dataset_is_frozen_and_picklable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         dataset.name = "other"  # type: ignore[misc]
     assert np.array_equal(pickle.loads(pickle.dumps(dataset)).train_labels, dataset.train_labels)
+
+
+def named(*fields: tuple[str, Any]) -> np.ndarray:
+    rows = np.zeros(4, dtype=[*fields, ("b", np.float32)])
+    rows["b"] = np.arange(4)
+    return rows
+
+
+def test_fields_of_another_machines_order_are_numbers() -> None:
+    rows = named(("a", ">f4"))
+    rows["a"] = np.arange(4)
+    inputs = Samples(inputs=rows, targets=np.zeros(4)).inputs
+    assert inputs["a"].dtype.isnative and inputs["a"].tolist() == inputs["b"].tolist() == [0, 1, 2, 3]
+
+
+WITH_NAN = named(("a", np.float32))
+WITH_NAN["a"][2] = np.nan
+MASKED = np.ma.masked_array(np.zeros((4, 3)), np.arange(12).reshape(4, 3) == 5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            np.zeros((4, 3), np.longdouble),
+            "inputs must be bool, integers or floats of at most 64 bits, but is float128",
+        ),
+        (named(("a", object)), r"inputs\['a'\] must be bool, integers or floats of at most 64 bits, but is object"),
+        (WITH_NAN, r"inputs\['a'\] must be finite in float32"),
+        (MASKED, "inputs must have no masked values; fill them, or leave out the samples"),
+        ({"x": MASKED}, r"inputs\['x'\] must have no masked values"),
+    ],
+)
+def test_inputs_that_no_network_can_be_given_are_refused(inputs: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Samples(inputs=inputs, targets=np.zeros(4))
+
+
+def test_masked_labels_and_groups_are_refused() -> None:
+    labels = np.ma.masked_array([0, 1, 2, 0], [False, True, False, False])
+    with pytest.raises(DataError, match="train_labels must have no masked values"):
+        small(train_labels=labels)
+    with pytest.raises(DataError, match="groups must have no masked values"):
+        Samples(inputs=np.zeros((4, 3)), targets=np.zeros(4), groups=labels)
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,7 @@ def integers(values: Any, what: str, *, length: int, each: str = "sample") -> ND
     if not (isinstance(values, np.ndarray) and np.issubdtype(values.dtype, np.integer) and values.shape == (length,)):
         kind = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
         raise DataError(f"{what} must be integers, one per {each}, of shape ({length},), but is {kind}")
+    _refuse_masked(values, what)
     if values.min() < 0:
         raise DataError(f"{what} must not be negative, but one is {values.min()}")
     return np.ascontiguousarray(values, dtype=np.int64)
@@ -290,13 +291,27 @@ def _array(values: Any, what: str) -> Array:
     if not isinstance(values, np.ndarray) or values.ndim < 1 or 0 in values.shape:
         shape = values.shape if isinstance(values, np.ndarray) else f"a {type(values).__name__}"
         raise DataError(f"{what} must be a non-empty numpy array [samples, ...], but is {shape}")
-    if values.dtype.names is None and values.dtype.kind not in _KINDS:
-        raise DataError(f"{what} must be bool, integers or floats, but is {values.dtype}")
+    _check_values(values, what)
+    # Of files of other machines: torch takes the byte order of this one alone.
+    return _contiguous(values.astype(values.dtype.newbyteorder("="), copy=False))
+
+
+def _check_values(values: Array, what: str) -> None:
+    for name in values.dtype.names or ():
+        _check_values(values[name], f"{what}[{name!r}]")
+    if values.dtype.names:
+        return
+    if values.dtype.kind not in _KINDS or values.dtype.itemsize > 8:
+        raise DataError(f"{what} must be bool, integers or floats of at most 64 bits, but is {values.dtype}")
+    _refuse_masked(values, what)
     # By the two ends, which a NaN makes NaN: no copy of all. In float32, which networks get, larger ones are infinite.
     if values.dtype.kind == "f" and not -_LARGEST <= float(values.min()) <= float(values.max()) <= _LARGEST:
         raise DataError(f"{what} must be finite in float32, but holds NaN, infinite values or some over {_LARGEST:.2g}")
-    # Of files of other machines: torch takes the byte order of this one alone.
-    return _contiguous(values if values.dtype.names else values.astype(values.dtype.newbyteorder("="), copy=False))
+
+
+def _refuse_masked(values: Array, what: str) -> None:
+    if np.ma.is_masked(values):
+        raise DataError(f"{what} must have no masked values; fill them, or leave out the samples that have some")
 
 
 def _contiguous(values: Array) -> Array:
