@@ -111,7 +111,9 @@ def test_one_number_holds_for_all_clients() -> None:
     assert plan({"kind": "values", "clients": [1, math.inf]}, 2).eligible((0, 1), HIGH).tolist() == [False, True]
 
 
-@pytest.mark.parametrize("text", ["5\n6\n7\n", "budget\n5\n6\n7\n", "client,budget_values\n2,7\n0,5\n1,6\n"])
+@pytest.mark.parametrize(
+    "text", ["5\n6\n7\n", "\ufeff5\n6\n7\n", "budget\n5\n6\n7\n", "client,budget_values\n2,7\n0,5\n1,6\n"]
+)
 def test_budgets_are_read_from_csv(tmp_path: Path, text: str) -> None:
     (tmp_path / "budgets.csv").write_text(text)
     values = plan({"kind": "values", "clients": str(tmp_path / "budgets.csv")}, 3)

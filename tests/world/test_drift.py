@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -224,6 +225,15 @@ def test_trace_of_another_scenario_is_refused(tmp_path: Path, run: dict[str, int
     spec = {"kind": "replay", "file": str(tmp_path / "trace.json")}
     with pytest.raises(ConfigError, match=words):
         build_drift(spec, **run)
+
+
+def test_a_wrong_round_of_a_trace_is_named_with_its_file_and_key(tmp_path: Path) -> None:
+    document = json.loads(recorded(rotation()).to_json())
+    document["rounds"][2]["present"] = [0, 99]
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    spec = {"kind": "replay", "file": str(tmp_path / "trace.json")}
+    with pytest.raises(DataError, match=r"trace.json \(named by `scenario.drift.file`\), round 3, present must be an"):
+        build_drift(spec, num_classes=10, num_rounds=3, num_clients=4)
 
 
 HEAD = '{"format": "fedsweep-scenario", "version": 1, "num_clients": 2, "num_classes": 3, "rounds": '

@@ -42,6 +42,8 @@ def test_a_file_lists_links(tmp_path: Path) -> None:
     path = tmp_path / "links.txt"
     path.write_text("# a path\n0 1\n1, 2\n")
     graph = file(num_clients=3, path=str(path))
+    path.write_text("0 1\n1 2\n", encoding="utf-8-sig")  # as Windows' editors write it
+    assert file(num_clients=3, path=str(path)) == graph
     assert graph.sources == ((1,), (0, 2), (1,))
     np.testing.assert_allclose(graph.matrix, [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
     for text, message in (("0 1\n", "apart from client 0"), ("0 3\n", "line 1"), ("0 0", "line 1"), ("0 x", "line 1")):

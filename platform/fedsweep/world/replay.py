@@ -41,17 +41,20 @@ class ScenarioTrace:
         """Rounds recorded; the first is round 1."""
         return len(self.present)
 
-    def with_round(self, present: Sequence[int], class_sets: Mapping[int, Sequence[int]]) -> ScenarioTrace:
+    def with_round(
+        self, present: Sequence[int], class_sets: Mapping[int, Sequence[int]], *, source: str = ""
+    ) -> ScenarioTrace:
         """Return the trace with one more round at its end.
 
         Args:
             present: Clients that were there.
             class_sets: Classes of clients under drift; empty without drift.
+            source: Where they come from, for messages; empty: the round's number.
 
         Raises:
             DataError: An id or a class is outside its range or appears twice, or a class set is empty.
         """
-        source = f"round {self.num_rounds + 1}"
+        source = source or f"round {self.num_rounds + 1}"
         there = _ids(present, self.num_clients, f"{source}, present")
         _ids(sorted(class_sets), self.num_clients, f"{source}, clients with classes")
         sets = {
@@ -98,7 +101,11 @@ class ScenarioTrace:
         if not isinstance(rounds, list):
             raise DataError(f"`rounds` in {source} must be a list; write it anew")
         trace = cls(num_clients=num_clients, num_classes=num_classes)
-        parts = [trace.with_round(*_round_of(entry, f"{source}, round {k}")) for k, entry in enumerate(rounds, start=1)]
+        places = [f"{source}, round {k}" for k in range(1, len(rounds) + 1)]
+        parts = [
+            trace.with_round(*_round_of(entry, place), source=place)
+            for entry, place in zip(rounds, places, strict=True)
+        ]
         return replace(
             trace,
             present=tuple(part.present[0] for part in parts),
@@ -127,7 +134,7 @@ def load_trace(
         ConfigError: There is no such file, or it was recorded for another scenario.
         DataError: It is damaged.
     """
-    trace = ScenarioTrace.from_json(read_text(where, path), source=str(path))
+    trace = ScenarioTrace.from_json(read_text(where, path), source=f"{path} (named by `{where}`)")
     if trace.num_rounds < num_rounds:
         raise ConfigError(
             f"`{where}` must hold at least training.rounds={num_rounds} rounds, but {path} holds {trace.num_rounds}; "

@@ -23,7 +23,7 @@ def read_text(where: str, path: object) -> str:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"`{where}` must be the path of a file, but got {path!r}; give a path")
     try:
-        return read_regular(Path(path).expanduser(), max_bytes=MOST_DOCUMENT_BYTES, follow=True).decode("utf-8")
+        return read_regular(Path(path).expanduser(), max_bytes=MOST_DOCUMENT_BYTES, follow=True).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} (named by `{where}`) is no UTF-8 text ({error}); write the file anew") from error
     except OSError as error:
