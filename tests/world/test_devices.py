@@ -233,6 +233,11 @@ def test_compute_sigma_spreads_the_same_draws_and_leaves_links() -> None:
             assert math.log(wide.speed_factor) == pytest.approx(2 * math.log(mild.speed_factor))
 
 
+def test_a_spread_of_any_size_stays_in_the_range() -> None:
+    wide = build_devices({"compute_sigma": 1000}, 20, 0).devices
+    assert max(d.flops_per_s for d in wide) / min(d.flops_per_s for d in wide) == pytest.approx(2.43 / 0.17)
+
+
 def test_every_tenth_client_computes_more_slowly() -> None:
     base = build_devices({}, 40, 0).devices
     found = build_devices({"slow_share": 0.1, "slow_factor": 5}, 40, 0).devices

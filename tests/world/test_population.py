@@ -24,6 +24,7 @@ from fedsweep.streams import stream
 from fedsweep.world.availability import CapabilityAvailability
 from fedsweep.world.drift import CosineRotation
 from fedsweep.world.label_stats import label_counts
+from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.partitions.drawn import DrawnClients
 from fedsweep.world.population import Built, DrawnPresence, Split
 
@@ -156,6 +157,17 @@ def test_whether_costs_can_be_told_asks_nobody(perf: str, told: bool) -> None:
 def test_what_asks_everybody_is_refused_by_name(scenario: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=f"kind drawn makes clients when they take part, but {named} asks all"):
         experiment(**scenario)
+
+
+def test_more_clients_than_tables_can_number_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"scenario\.clients must be an integer >= 1 and <= 2e\+09, but got 5000"):
+        load_config({"scenario": {"clients": 5_000_000_000}})
+
+
+def test_a_partitions_empty_list_is_a_client_without_samples() -> None:
+    parts: Any = [[4, 1], [], [0, 2, 3]]
+    check_parts(parts, num_samples=5, num_clients=3)
+    assert Split.of(parts).flat.dtype == np.int64 and Split.of(parts)[1].tolist() == []
 
 
 def test_split_data_are_columns_that_read_as_clients_arrays_and_profiles() -> None:

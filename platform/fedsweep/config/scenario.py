@@ -121,7 +121,10 @@ class Scenario(Section):
         description="What is learned: {kind: classification, multi_label, regression, next_token, segmentation}, or"
         " package.module:callable; null: the data set's own, by default classification.",
     )
-    clients: Count = Field(default=20, description="Number of clients in the federation.")
+    # Tables have clients' numbers as 32 bits.
+    clients: Annotated[int, Field(ge=1, le=2_000_000_000)] = Field(
+        default=20, description="Number of clients in the federation."
+    )
     partition: KindComponent = Field(
         default_factory=_default_partition,
         description="How the data falls to clients: dirichlet, iid, classes, writer, dirichlet_balanced, quantity,"

@@ -363,7 +363,8 @@ def _with_slow_ones(fleet: DeviceFleet, share: float, longer: float) -> DeviceFl
 
 
 def _speed(log_factor: float) -> float:
-    return min(max(math.exp(log_factor), SPEED_RANGE[0]), SPEED_RANGE[1])
+    # Cut off above the range already: exp of some hundreds is no number.
+    return min(max(math.exp(min(log_factor, 1.0)), SPEED_RANGE[0]), SPEED_RANGE[1])
 
 
 def _message_s(bits: float, bits_per_s: float, latency_s: float) -> float:

@@ -92,7 +92,8 @@ class Split(Sequence[NDArray[np.int64]]):
     @classmethod
     def of(cls, parts: Sequence[NDArray[np.int64]]) -> Split:
         """Put clients' arrays one behind the other."""
-        return cls(flat=np.concatenate(parts), ends=np.cumsum([len(part) for part in parts]))
+        flat = np.concatenate(parts).astype(np.int64, copy=False)  # an empty list is one of floats
+        return cls(flat=flat, ends=np.cumsum([len(part) for part in parts]))
 
     @property
     def sizes(self) -> NDArray[np.int64]:

@@ -70,7 +70,8 @@ def check_parts(parts: Sequence[Indices], *, num_samples: int, num_clients: int)
     answer = len(parts) if is_list else type(parts).__name__
     if answer != num_clients:
         raise InvariantError(f"a partition must return one index array per client ({num_clients}), not {answer}")
-    joined = np.concatenate([np.asarray(part) for part in parts])
+    # An empty list becomes an array of floats.
+    joined = np.concatenate([np.asarray(part, None if np.size(part) else np.int64) for part in parts])
     if not np.issubdtype(joined.dtype, np.integer) or joined.ndim != 1:
         raise InvariantError(
             f"a partition must return one-dimensional integer arrays, not {joined.dtype} {joined.shape}"
