@@ -247,6 +247,10 @@ SKEW = {"kind": "dirichlet", "dirichlet_alpha": 0.5}
             {"scenario": {"dataset": "shapes", "feature_skew": {"kind": "rotation"}}},
             "feature_skew rotation moves pictures' pixels, but data set 'shapes' has a target for each",
         ),
+        (
+            {"scenario": {"dataset": "shapes", "image_size": 8}, "model": {"name": "fcn"}},
+            r"image_size resizes pictures to \[8, 8\], but data set 'shapes' has targets \[16, 16\], one for each",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from fedsweep.experiment.clients import check_drawn, client_profiles
 from fedsweep.experiment.experiment import World
 from fedsweep.streams import stream
 from fedsweep.tasks.base import Task
-from fedsweep.tasks.kinds import Classification
+from fedsweep.tasks.kinds import Classification, Segmentation
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.data.record import integers
 from fedsweep.world.data.subset import subset
@@ -230,7 +230,14 @@ def _check_pixel_targets(config: Config, dataset: Dataset, task: Task, transform
     Raises:
         ConfigError: Something does.
     """
-    if dataset.pixels is None or task.of_inputs or task.target_shape[-2:] != dataset.image_shape[1:]:
+    if dataset.pixels is None or task.of_inputs:
+        return
+    if task.target_shape[-2:] != dataset.image_shape[1:]:
+        if isinstance(task, Segmentation) and config.scenario.image_size is not None:
+            raise ConfigError(
+                f"scenario.image_size resizes pictures to {list(dataset.image_shape[1:])}, but data set"
+                f" {dataset.name!r} has targets {list(task.target_shape)}, one for each pixel as it was; leave it out"
+            )
         return
     skew = bound(config, "scenario.feature_skew")
     moves = {
