@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fedsweep
-from fedsweep.errors import ConfigError, DataError, OutputError
+from fedsweep.errors import ConfigError, DataError, InputError, OutputError
 from fedsweep.records import RoundRecord
 
 CONFIG = {
@@ -113,3 +115,32 @@ def test_a_run_made_before_is_loaded(result: fedsweep.Result, tmp_path: Path) ->
     assert loaded.rounds.equals(result.rounds)
     with pytest.raises(OutputError, match="there is no such folder"):
         fedsweep.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: fedsweep.run(None), "a configuration is a mapping of keys, a YAML file or .*, but got a NoneType"),
+        (lambda run: fedsweep.run([1]), "a configuration is a mapping of keys, a YAML file or .*, but got a list"),
+        (lambda run: fedsweep.run(CONFIG, out=5), "a folder is named by a path or an address, but got 5"),
+        (lambda run: fedsweep.load(None), "a folder is named by a path or an address, but got None"),
+        (
+            lambda run: fedsweep.run(CONFIG, overrides=[("training.rounds", 1)]),
+            r"--set takes KEY=VALUE .*, but got \('training.rounds', 1\)",
+        ),
+        (lambda run: fedsweep.load(run.parent).only(1), "--only takes KEY=VALUE or KEY=VALUE,VALUE, but got 1"),
+        (lambda run: fedsweep.evaluate(run, data=3), "data are a data set's name, .* or images .*; got a int"),
+        (
+            lambda run: fedsweep.evaluate(run, data=([0], [1])),
+            "data set 'given arrays': images must be a non-empty numpy array",
+        ),
+        (lambda run: fedsweep.resume(run, rounds="4"), "--rounds must be an integer >= 1, but got '4'"),
+        (lambda run: fedsweep.report(out="page.html"), "a report is of runs: give folders, addresses or experiments'"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_in_one_line(
+    call: Callable[[Path], Any], message: str, result: fedsweep.Result
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        call(result.folder)
+    assert "\n" not in str(error.value)

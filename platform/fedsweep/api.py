@@ -270,13 +270,17 @@ def report(
         columns: Likewise of those that make columns and panels; None: what makes worlds.
 
     Raises:
-        InputError: A source is neither a folder with runs nor an experiment, there is no such key, or the page can't be
-            written.
+        InputError: There is no source, one is neither a folder with runs nor an experiment, there is no such key, or
+            the page can't be written.
     """
     from fedsweep.reports.page import write_report
     from fedsweep.results.worlds import LayoutKeys
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
+    if not sources:
+        raise ConfigError(
+            "a report is of runs: give folders, addresses or experiments' names, e.g. report('runs', out=...)"
+        )
     store, keys = resolve_uri(uri, out=local_store()), LayoutKeys(rows=rows, columns=columns)
     with read_from(sources) as places:
         return write_report(places, out, uri=store, overwrite=overwrite, script=script, keys=keys).path

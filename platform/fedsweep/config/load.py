@@ -96,7 +96,10 @@ def _read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     return tree
 
 
-def _find(source: str | Path) -> Path:
+def _find(source: Any) -> Path:
+    if not isinstance(source, str | os.PathLike):
+        what = type(source).__name__
+        raise ConfigError(f"a configuration is a mapping of keys, a YAML file or a preset's name, but got a {what}")
     path = Path(source).expanduser()
     if os.path.isfile(path):  # not the path's own way to ask: that raises where the name is too long
         return path

@@ -19,7 +19,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     Raises:
         ConfigError: There is no ``=``, the key is empty or has an empty part, or the value is not YAML.
     """
-    key, equals, value = text.partition("=")
+    key, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
     key = key.strip()
     if not equals or not all(key.split(".")):
         raise ConfigError(f"--set takes KEY=VALUE with a dotted key, e.g. training.rounds=5, but got {text!r}")

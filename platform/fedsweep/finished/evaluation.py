@@ -110,7 +110,7 @@ class Subject:
             size = sides.pop() if len(sides) == 1 else None  # to others none can be resized
             data = load_dataset(data, root=scenario.root, download=scenario.download, image_size=size)
         elif not isinstance(data, Dataset):
-            data = _given(own, *data)
+            data = _given(own, data)
         return self._fitting(data)
 
     def inputs(self, data: Data | None) -> tuple[Tensor, Tensor]:
@@ -356,17 +356,26 @@ def _here(config: Config) -> list[str]:
     return [runs_on, "model.init_from=null", "model.init_sha256=null"]
 
 
-def _given(own: Dataset, images: np.ndarray, labels: np.ndarray) -> Dataset:
-    """Return arrays as a data set, which checks them."""
+def _given(own: Dataset, arrays: Any) -> Dataset:
+    """Return images and labels as a data set, which checks them."""
+    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
+        what = type(arrays).__name__
+        raise ConfigError(
+            f"data are a data set's name, a Dataset, or images and their labels, two arrays; got a {what}"
+        )
+    images, labels = arrays
     channels = images.shape[1] if getattr(images, "ndim", 0) == 4 else 1
-    return Dataset.images(
-        name="given arrays",
-        train_images=images,
-        train_labels=labels,
-        test_images=images,
-        test_labels=labels,
-        num_classes=own.num_classes,
-        scale=own.scale,
-        mean=(0.0,) * channels,
-        std=(1.0,) * channels,
-    )
+    try:
+        return Dataset.images(
+            name="given arrays",
+            train_images=images,
+            train_labels=labels,
+            test_images=images,
+            test_labels=labels,
+            num_classes=own.num_classes,
+            scale=own.scale,
+            mean=(0.0,) * channels,
+            std=(1.0,) * channels,
+        )
+    except DataError as error:
+        raise DataError(str(error).replace(": train_", ": ")) from error  # there are no others, for training

@@ -12,6 +12,7 @@ from fedsweep.driver.run import plan_run, resumable
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.parameters.ranges import Count, check_value
 from fedsweep.runs.checkpoints.checkpoint import newest_round
 from fedsweep.runs.checkpoints.earlier import read_earlier, write_earlier
 from fedsweep.runs.checkpoints.state_codec import to_bytes
@@ -44,6 +45,7 @@ def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Conf
     """
     config, _ = resumable(folder)
     planned = config.training.rounds
+    check_value("--rounds", rounds, Count)
     if rounds < planned:
         raise ConfigError(f"--rounds is the run's rounds in all, at least its present {planned}, but got {rounds}")
     if rounds == planned:

@@ -83,7 +83,7 @@ def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[Rep
     # As tables call them, too.
     labels = {id(run): short.label for run, short in zip(runs, shortly_called(runs), strict=True)}
     for condition in conditions:
-        name, sign, text = condition.partition("=")
+        name, sign, text = str(condition).partition("=")
         if not sign or not name:
             raise ConfigError(f"--only takes KEY=VALUE or KEY=VALUE,VALUE, but got {condition!r}")
         values = [

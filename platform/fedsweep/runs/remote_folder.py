@@ -177,7 +177,7 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
         The folder; None for None.
 
     Raises:
-        ConfigError: The address is wrong.
+        ConfigError: The address is wrong, or it is neither path nor address.
         OutputError: It holds something already, and is not to be gone on with.
         ResourceError: It cannot be reached or written; nothing was written.
         RunError: The end of what was written could not be copied.
@@ -185,6 +185,7 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     if place is None:
         yield None
         return
+    _check_named(place)
     path = None if isinstance(place, str) and is_address(place) else Path(place).expanduser()
     address = str(place) if path is None else _address_of(path)
     if address is None:
@@ -205,12 +206,14 @@ def read_from(places: Iterable[str | Path]) -> Iterator[list[str | Path]]:
     """Give each place as a path, with ``~`` for the user's folder; an address is brought here while the block goes on.
 
     Raises:
+        ConfigError: A place is neither path nor address.
         OutputError: There is nothing at an address.
         ResourceError: It cannot be read.
     """
     with contextlib.ExitStack() as stack:
         paths: list[str | Path] = []
         for place in places:
+            _check_named(place)
             if not isinstance(place, str) or not is_address(place):
                 paths.append(place.expanduser() if isinstance(place, Path) else os.path.expanduser(place))
                 continue
@@ -227,6 +230,11 @@ def read_from(places: Iterable[str | Path]) -> Iterator[list[str | Path]]:
 def brought(place: str | Path) -> Path:
     """Give a place as a path; an address is brought here for as long as this process lives. Raises as the former."""
     return Path(_BROUGHT.enter_context(read_from([place]))[0])
+
+
+def _check_named(place: object) -> None:
+    if not isinstance(place, str | os.PathLike):
+        raise ConfigError(f"a folder is named by a path or an address, but got {place!r}")
 
 
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
