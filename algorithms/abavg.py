@@ -33,6 +33,10 @@ class ByAccuracy(Weighting):
     needs_updates: ClassVar[bool] = True
     times_size: bool = False
 
+    @property
+    def asks_models(self) -> bool:
+        return True
+
     def init(self, context: ServerContext) -> State:
         """Return the state before any accuracy is measured.
 

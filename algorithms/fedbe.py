@@ -95,6 +95,10 @@ class BayesianEnsemble(Refinement):
         """Models are drawn around whole ones; with ``samples=0`` none are drawn."""
         return bool(self.samples)
 
+    @property
+    def asks_models(self) -> bool:
+        return self.with_clients
+
     def init(self, context: ServerContext) -> State:
         server_inputs(context, "fedbe")  # refuses a server without
         return {"loss": None}

@@ -68,6 +68,10 @@ class Distilled(Refinement):
     keep: Keep | None = None
     batch_norm: BatchNorm = "proxy"
 
+    @property
+    def asks_models(self) -> bool:
+        return True
+
     def init(self, context: ServerContext) -> State:
         """Return the state before the first distillation.
 

@@ -44,6 +44,10 @@ class SumOfLogits(Evaluation):
     needs_updates: ClassVar[bool] = True
     members: Members = "participants"
 
+    @property
+    def asks_models(self) -> bool:
+        return True
+
     def init(self, context: ServerContext) -> State:
         return {"num_clients": context.num_clients, "sent": None, "voters": []}
 

@@ -93,6 +93,10 @@ REFUSED = {
     ("fedad", "fjord"): "both have their own submodels",
     ("fedgen", "fjord"): r"its LatentGenerator needs clients that train the whole model, but OrderedDropout gives them",
     ("fedbe", "afd"): "its BayesianEnsemble needs clients that train the whole model, but ScoredUnits gives them",
+    ("feddf", "local_only"): "its Distilled asks the clients' models on the server, but Travels keeps a part of them",
+    ("abavg", "local_only"): "its ByAccuracy asks the clients' models on the server, but Travels keeps a part of them",
+    ("feddf", "fedas"): "its Distilled asks the clients' models on the server, but Travels keeps a part of them with",
+    ("fedktl", "abavg"): "its ByAccuracy asks the clients' models on the server, but Travels keeps a part of them with",
     (
         "ifca",
         "fednova",
@@ -113,6 +117,13 @@ def test_what_does_not_compose_is_refused_with_both_names_and_the_reason(pair: t
         with pytest.raises(ConfigError, match=REFUSED[pair] if names == pair else None) as refused:
             build_method({"merge": [{"name": name} for name in names]})
         assert all(name in str(refused.value) for name in names)
+
+
+@pytest.mark.parametrize("asking", [{"name": "feddh", "estimate": "gradients"}, {"name": "fedbe", "samples": 0}])
+def test_models_that_stay_with_clients_are_not_asked_on_the_server(asking: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="asks the clients' models on the server, but Travels keeps a part of them"):
+        build_method({"merge": [{"name": "local_only"}, asking]})
+    build_method({"merge": [{"name": "federated_dropout"}, asking]})  # what a part of the model says is all there is
 
 
 @pytest.mark.parametrize("cut", ["federated_dropout", "feddrop", "afd"])

@@ -120,6 +120,11 @@ class NonIIDDegree(Weighting):
         """Tell whether gradients are read off the clients' moves."""
         return self._learns and self.gradient in ("deferred", "same_round")
 
+    @property
+    def asks_models(self) -> bool:
+        """Tell whether label shares are estimated, by gradients at the clients' models."""
+        return self.estimate == "gradients"
+
     def registration(self) -> tuple[str, ...]:
         """Register the label counts, unless they are estimated."""
         return ("label_counts",) if self.estimate == "counts" else ()

@@ -58,7 +58,7 @@ class Travels(SubModelPolicy):
         part: ``"body"``: all but the head; ``"nothing"``.
     """
 
-    cuts: ClassVar[bool] = True
+    withholds: ClassVar[bool] = True
     method: str
     part: Literal["body", "nothing"]
 

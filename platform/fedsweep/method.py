@@ -77,13 +77,8 @@ class FederatedMethod:
         names = [term.name for term in self.terms]
         if len(set(names)) != len(names):
             raise ConfigError(f"the terms of a method need names of their own, but {self.name} has {names}")
-        whole = [type(c).__name__ for _, c in self.server_components if c.needs_whole_models]
-        if whole and self.submodels.cuts:
-            raise ConfigError(
-                f"method {self.name}: its {whole[0]} needs clients that train the whole model, but"
-                f" {type(self.submodels).__name__} gives them parts of it; leave one of them out"
-            )
         self._check_aggregation()
+        self._check_submodels()
         self._check_hubs()
         self._check_several()
         adding = {term.name for term in self.terms if term.adds_up}
@@ -112,6 +107,22 @@ class FederatedMethod:
                 f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
                 f" with {parts[0]} anew in each round; leave one of them out, or choose a pacing that ends all work"
                 " with its round"
+            )
+
+    def _check_submodels(self) -> None:
+        """Refuse what asks for more of clients' models than they train, or than they send."""
+        policy, components = type(self.submodels).__name__, [part for _, part in self.server_components]
+        whole = [type(part).__name__ for part in components if part.needs_whole_models]
+        if whole and self.submodels.cuts:
+            raise ConfigError(
+                f"method {self.name}: its {whole[0]} needs clients that train the whole model, but"
+                f" {policy} gives them parts of it; leave one of them out"
+            )
+        asking = [type(part).__name__ for part in components if part.asks_models]
+        if asking and self.submodels.withholds:
+            raise ConfigError(
+                f"method {self.name}: its {asking[0]} asks the clients' models on the server, but {policy} keeps a part"
+                " of them with the clients; leave one of them out"
             )
 
     def _check_aggregation(self) -> None:

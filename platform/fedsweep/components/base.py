@@ -82,6 +82,11 @@ class ServerComponent(Checked, ABC):
         """Tell whether clients must train the whole model; sub-models are then refused before the run."""
         return False
 
+    @property
+    def asks_models(self) -> bool:
+        """Tell whether the server makes forward passes of clients' models; refused where these don't travel whole."""
+        return False
+
     @classmethod
     def has_own(cls, *hooks: str) -> bool:
         """Tell whether the component's class has one of these optional hooks, whatever that comes to in a round."""

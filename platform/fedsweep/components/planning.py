@@ -59,9 +59,11 @@ class SubModelPolicy(ServerComponent):
 
     Class attributes:
         cuts: Clients may get less than the whole model.
+        withholds: Clients have values of their own in what they are not sent, so that nobody else has their models.
     """
 
     cuts: ClassVar[bool] = True
+    withholds: ClassVar[bool] = False
 
     @property
     def scales_steps(self) -> bool:
