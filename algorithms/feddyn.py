@@ -92,7 +92,8 @@ class SizedRegularizer(DynamicRegularizer):
 class AddMeanMove(ServerUpdate):
     """``w <- mean + H`` with H the mean over all N clients of the sums of their moves; buffers take the mean.
 
-    Source: Acar et al. (2021), Algorithm 1. H is the paper's ``- h / strength``: the strength cancels.
+    Source: Acar et al. (2021), Algorithm 1. H is the paper's ``- h / strength``: the strength cancels. Reading: a
+    value that no attendee's sub-model holds stays as it is, since there is no mean that H could be added to.
     """
 
     needs_updates: ClassVar[bool] = True
@@ -105,13 +106,14 @@ class AddMeanMove(ServerUpdate):
     ) -> tuple[Tensor, State]:
         vector, size = combined(updates, weights, sync), sync.layout.num_params
         # Of all attendees alike, whatever their weights: each of them adds its own move to its memory, too.
-        total = torch.zeros(size, dtype=torch.float64)
+        total, is_held = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.bool)
         for update in updates:
             whole = in_whole(update, sync)
             move = whole.vector[:size].double() - sync.anchors[update.anchor_version][:size]
             total += move if whole.cover is None else move.masked_fill(~whole.cover[:size], 0.0)
+            is_held |= True if whole.cover is None else whole.cover[:size]
         moves = state["moves"] + (total / state["clients"]).to(vector.dtype)
-        vector[:size] += moves
+        vector[:size] += moves.masked_fill(~is_held, 0.0)
         return vector, {**state, "moves": moves}
 
     def report(self, state: State) -> ComponentReport:

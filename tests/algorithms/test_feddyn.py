@@ -7,19 +7,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tiny import normed, run, tiny_step
+from tiny import net, normed, run, tiny_step
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddyn import AddMeanMove, DynamicRegularizer, feddyn
+from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fedopt import fedavgm
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.method import merge
 from fedsweep.models.networks.chains import Mlp
-from fedsweep.testing import component_conforms, linear_model, local_engine, play_round, tiny_experiment
+from fedsweep.testing import component_conforms, linear_model, local_engine, play_round, run_rounds, tiny_experiment
 
 Golden = Callable[..., list[RunState]]
 
@@ -87,6 +88,19 @@ def test_the_servers_offset_is_the_mean_of_the_clients_moves() -> None:
     offset = state.components["server_update"]["moves"]
     torch.testing.assert_close(offset, total, rtol=0, atol=1e-14)
     assert float(offset.norm()) > 0.01
+
+
+def test_what_nobody_holds_stays_as_it_is() -> None:
+    """Two of six clients a round hold half of the units each: values that neither has do not move by the offset."""
+    method = merge(feddyn(strength=0.5), federated_dropout(keep=0.5))
+    engine = local_engine(tiny_experiment(method, build=net, cohort_size=2))
+    before = run_rounds(engine, rounds=4)
+    played, (after, _) = play_round(engine, before), engine.advance(before)
+    covers = [u.submodel.embed(u.vector, engine.layout).cover for u in played.updates if u.vector is not None]
+    held = torch.stack([cover for cover in covers if cover is not None]).any(dim=0)
+    assert torch.equal(after.vector[~held], before.vector[~held])
+    offset = before.components["server_update"]["moves"]
+    assert float(offset[~held[: len(offset)]].norm()) > 0.01
 
 
 def test_one_step_by_hand() -> None:
