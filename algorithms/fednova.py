@@ -47,12 +47,16 @@ class NormalizedMoves(Weighting):
 
     Source: Wang et al. (2020), Eqs. 6 to 8. Reading: the clients' momentum starts at zero in each round, as the
     paper's sums presuppose; weight decay and a client's terms are part of the gradient; buffers, of which the paper
-    has none, take the mean in proportion to these weights.
+    has none, take the mean in proportion to these weights. Reading: of sub-models a value moves by the sum over its
+    holders, divided by the sum of their q_k.
     """
 
     sums_to_one: ClassVar[bool] = False
     from_anchor: ClassVar[bool] = True
     needs_effective_steps: ClassVar[bool] = True
+
+    def shares_of(self, updates: Sequence[ClientUpdate]) -> Tensor:
+        return by_samples(updates)
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         return normalised(by_samples(updates), updates), state

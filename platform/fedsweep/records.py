@@ -263,6 +263,7 @@ class SyncContext:
         cohort: The round's clients.
         classes: Under drift, all clients' classes of this round; empty without.
         moves_from: None: weights are shares of a mean. Else steps, from the server's model or each client's anchor.
+        shares_of: The weighting's shares, which steps are multiples of; None: of their sum.
         model: A template on the CPU for forward passes.
         stream: Random numbers of this component at this sync point.
         checkpoint: ``checkpoint(tree)`` keeps work that takes minutes; ``resumed`` holds what was kept.
@@ -296,6 +297,7 @@ class SyncContext:
     device: str = "cpu"
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     moves_from: Literal["server", "anchor"] | None = None
+    shares_of: Callable[[Sequence[ClientUpdate]], Tensor | None] = lambda updates: None
     version: int = 0
     hub: int = SERVER
     combine: Callable[[Sequence[ClientUpdate], Tensor, SyncContext], Tensor] | None = None

@@ -8,17 +8,19 @@ from typing import Literal
 
 import pytest
 import torch
-from tiny import normed, run, vector
+from tiny import net, normed, run, vector
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
+from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fednova import NormalizedMoves, fednova, normalised
 from fedsweep.algorithms.fedopt import fedadam, fedavgm
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.aggregation import by_samples
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
@@ -118,6 +120,24 @@ def test_it_goes_with_client_terms_and_sub_models() -> None:
     found = run(method, build=build, rounds=3, sizes=UNEQUAL)
     assert bool(torch.isfinite(found.vector).all())
     assert (found.records[-1].fwd_macs_per_sample or 0) < (found.records[0].fwd_macs_per_sample or 0)
+
+
+def test_a_value_that_one_client_holds_moves_by_its_normalised_move() -> None:
+    """A holder alone moves it by t / t_k of its own move; who else attends tells in t, as in whole models."""
+    method = merge(fednova(), federated_dropout(keep=0.5))
+    options = {"build": net, "rounds": 1, "cohort_size": 2, "sizes": UNEQUAL, "double": True}
+    engine = local_engine(tiny_experiment(method, **options))  # type: ignore[arg-type]
+    start = engine.start()
+    played, (state, _) = play_round(engine, start), engine.advance(start)
+    parts = [u.submodel.embed(u.vector, engine.layout) for u in played.updates if u.vector is not None]
+    shares = by_samples(played.updates)
+    mean_steps = sum(float(q) * u.effective_steps for q, u in zip(shares, played.updates, strict=True))
+    for own, other, update in zip(parts, parts[::-1], played.updates, strict=True):
+        assert own.cover is not None and other.cover is not None
+        alone = own.cover & ~other.cover
+        moved, expected = ((v - start.vector)[alone] for v in (state.vector, own.vector))
+        torch.testing.assert_close(moved, mean_steps / update.effective_steps * expected, rtol=0, atol=1e-13)
+        assert float(moved.norm()) > 0.01
 
 
 def test_its_moves_are_what_a_server_optimiser_is_given() -> None:

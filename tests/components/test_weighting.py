@@ -132,6 +132,18 @@ def test_parts_of_the_model_move_by_those_who_hold_them() -> None:
     assert found.tolist() == [9.5, 24.0, 8.0]
 
 
+def test_parts_of_the_model_move_by_their_holders_steps_over_their_shares() -> None:
+    """With shares of 1/4 and 3/4 the first param as in full models; the second by 1.5 (22 - 20) / 0.75."""
+    part = FirstWeight()
+    first = replace(update(0, [12.0], 5), submodel=part, layout=part.layout(LAYOUT))
+    shares = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    sync = replace(sync_point("server"), shares_of=lambda updates: shares)
+    found = mean_of_updates([first, update(1, [9.0, 22.0, 8.0], 3)], 2 * shares, sync)
+    assert found.tolist() == [9.5, 24.0, 8.0]
+    uneven = torch.tensor([1.0, 0.75], dtype=torch.float64)
+    assert mean_of_updates([first, update(1, [9.0, 22.0, 8.0], 3)], uneven, sync).tolist() == [11.25, 22.0, 8.0]
+
+
 def test_shares_that_do_not_sum_to_one_are_still_refused() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Wrong(Steps):

@@ -61,6 +61,14 @@ class Weighting(ServerComponent):
         """Tell whether moves are divided by the client's learning rate, so that all parameters must have the same."""
         return self.needs_effective_steps
 
+    def shares_of(self, updates: Sequence[ClientUpdate]) -> Tensor | None:
+        """Return the shares [M] that steps are multiples of; None: their own, of what they sum to.
+
+        Where clients hold parts of the model, a param moves by ``sum c_k (y_k - x)`` over its holders, divided by the
+        sum of their shares.
+        """
+        return None
+
     @abstractmethod
     @returns(pair("weights [{n}], state", _weights))
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
@@ -193,8 +201,23 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
     moves = [row[params].double() - start for row, start in zip(rows, starts, strict=True)]
     param_covers = [None if cover is None else cover[params] for cover in covers]
     # Over zeros: what nobody holds does not move.
-    vector[params] = (server + total * coverage_mean(torch.zeros_like(server), moves, param_covers, shares)).to(vector)
+    mean_move = coverage_mean(torch.zeros_like(server), moves, param_covers, shares)
+    vector[params] = (server + _lengths(weights, sync.shares_of(updates), param_covers) * mean_move).to(vector)
     return vector
+
+
+def _lengths(weights: Tensor, shares: Tensor | None, covers: Sequence[Tensor | None]) -> Tensor | float:
+    """Return the factor of the moves' mean [P]: its holders' steps over their shares, of all of them the steps' sum."""
+    total, some = float(weights.sum()), [cover for cover in covers if cover is not None]
+    if shares is None or not some:
+        return total
+    steps, mass = torch.zeros(2, len(some[0]), dtype=torch.float64)
+    for weight, share, cover in zip(weights.tolist(), shares.tolist(), covers, strict=True):
+        is_held = 1.0 if cover is None else cover.double()
+        steps += weight * is_held
+        mass += share * is_held
+    # The sum itself where all hold a param: no rounding then tells parts that are alike from the whole.
+    return torch.where(torch.stack(some).all(dim=0), total, steps / mass.clamp_min(torch.finfo(mass.dtype).tiny))
 
 
 def _start_at_server(updates: Sequence[ClientUpdate], sync: SyncContext) -> bool:

@@ -54,6 +54,7 @@ class RoundTools:
             "topology": experiment.world.topology,
             "combine": None if method.aggregation.plain_mean else method.aggregation.combine,
             "moves_from": method.moves_from,
+            "shares_of": method.weighting.shares_of,
             "model": self.model,
             "message": self.message,
             "working": self.working,
