@@ -83,6 +83,7 @@ REFUSED = {
     ): "the term scaffold takes the move .* but the term local_only may have clients begin with",
     ("feddyn", "local_only"): "the term feddyn takes the move .* but the term local_only may have clients begin with",
     ("feddst", "scaffold"): "the term scaffold takes the move .* but the term feddst puts other values in place of",
+    ("augfl", "feddst"): "the terms augfl and feddst both put other values in place of what a step led to",
     ("augfl", "feddyn"): "the term feddyn takes the move .* but the term augfl puts other values in place of what a",
     ("scaffold", "fednova"): r"both have their own weighting \(Uniform and NormalizedMoves\)",
     ("feddyn", "fedadam"): r"both have their own server update \(AddMeanMove and AdaptiveServer\)",

@@ -87,6 +87,12 @@ class FederatedMethod:
                 f"method {self.name}: its server throws models away ({type(self.pacing).__name__}), but adds up what"
                 f" the term {min(adding)} notes of each; leave one of them out"
             )
+        setting = [term.name for term in self.terms if term.sets_params]
+        if len(setting) > 1:
+            raise ConfigError(
+                f"method {self.name}: the terms {setting[0]} and {setting[1]} both put other values in place of what a"
+                " step led to, so that it would matter which comes first; leave one of them out"
+            )
         reading = [term.name for term in self.terms if term.needs_effective_steps or term.adds_up]
         parts = [f"{t.name} may have clients begin with others (prepare)" for t in self.terms if t.has_own("prepare")]
         parts += [f"{t.name} puts other values in place of what a step led to" for t in self.terms if t.sets_params]

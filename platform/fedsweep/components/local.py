@@ -292,7 +292,7 @@ class LocalTerm(Checked, ABC):
             exact, since momentum, where there is any, starts at zero in each round.
         adds_up: The server adds up what the client notes of its moves, so each of them must reach it, once.
         sets_params: ``after_step`` or ``finish`` put params in the place of those to which a step led; zeros that have
-            been zero all along do not count.
+            been zero all along do not count. One term of a method at most.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
     take further arguments: ``client: ClientFacts = NOBODY``, what the client knows of itself, and
