@@ -89,6 +89,8 @@ REFUSED = {
     ("feddyn", "fedadam"): r"both have their own server update \(AddMeanMove and AdaptiveServer\)",
     ("fedadam", "fedyogi"): "both have their own server update",
     ("heterofl", "feddh"): r"both have their own weighting \(Uniform and NonIIDDegree\)",
+    ("feddh", "krum"): "its Krum makes one model of whole ones .* go with NonIIDDegree, which learns from their mean",
+    ("feddh", "fedmedian"): "its Median makes one model .* go with NonIIDDegree, which learns from their mean",
     ("abavg", "feddh"): r"both have their own weighting \(ByAccuracy and NonIIDDegree\)",
     ("dynamicfl", "dynamicsgd"): "both have their own pacing",
     ("fedad", "fjord"): "both have their own submodels",
@@ -103,6 +105,7 @@ REFUSED = {
         "fednova",
     ): "its clients start from one of several models .*, but NormalizedMoves knows the server's alone",
     ("ifca", "fedprox"): "its clients start from one of several models .*, but the term proximal knows the server's",
+    ("ifca", "prunefl"): "its clients start from one of several models .*, but ChosenMask knows the server's alone",
     ("ifca", "feddf"): "its clients start from one of several models .*, but Distilled knows the server's alone",
     ("dpsgd", "fedadam"): "meet at other hubs than the server .* go with AdaptiveServer, which the server alone does",
     ("aedfl", "feddf"): "meet at other hubs than the server .* go with Distilled, which the server alone does",
@@ -134,6 +137,10 @@ def test_a_mean_of_whole_models_needs_shares_and_the_server(cut: str) -> None:
         ConfigError, match="weights of its NormalizedMoves are steps and no shares, but its CompleteNet"
     ):
         build_method({"merge": [{"name": "fednova"}, complete]})
+    with pytest.raises(ConfigError, match="NonIIDDegree learns from the mean of the models, but its CompleteNet makes"):
+        build_method({"merge": [{"name": "feddh"}, complete]})
+    without = {"name": "feddh", "learning_rate_v": 0.0, "learning_rate_b": 0.0}
+    build_method({"merge": [without, complete]})  # weights that do not learn are weights like others
     with pytest.raises(ConfigError, match="go with CompleteNet, which the server alone does"):
         build_method({"merge": [{"name": "hierfavg"}, complete]})
     build_method({"merge": [{"name": "hierfavg"}, {"name": cut}, {"name": "fedadam"}]})  # at the server the edges meet

@@ -116,6 +116,10 @@ class NonIIDDegree(Weighting):
         return self._learns and self.gradient in ("deferred", "explicit")
 
     @property
+    def needs_mean(self) -> bool:
+        return self._learns  # by the chain rule, through that mean
+
+    @property
     def needs_one_rate(self) -> bool:
         """Tell whether gradients are read off the clients' moves."""
         return self._learns and self.gradient in ("deferred", "same_round")

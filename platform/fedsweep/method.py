@@ -138,11 +138,18 @@ class FederatedMethod:
                 f"method {self.name}: the weights of its {type(self.weighting).__name__} are steps and no shares, but"
                 f" its {type(self.server_update).__name__} takes a mean of the models; leave one of them out"
             )
+        if self.weighting.needs_mean and not self.server_update.combines:
+            raise ConfigError(
+                f"method {self.name}: its {type(self.weighting).__name__} learns from the mean of the models, but its"
+                f" {type(self.server_update).__name__} makes something else of them; leave one of them out"
+            )
         if self.aggregation.plain_mean:
             return
         parts = [f"{type(self.submodels).__name__}, which gives clients parts of the model"] * self.submodels.cuts
         if self.moves_from is not None:
             parts.append(f"{type(self.weighting).__name__}, whose weights are steps and no shares")
+        if self.weighting.needs_mean:
+            parts.append(f"{type(self.weighting).__name__}, which learns from their mean")
         if not self.server_update.combines:
             parts.append(f"{type(self.server_update).__name__}, which makes something of the models itself")
         if parts:
@@ -180,9 +187,11 @@ class FederatedMethod:
         if not self.server_update.has_several:
             return
         parts = [f"the term {term.name}" for term in self.terms if term.needs_anchor]
-        parts += [type(self.weighting).__name__] * (self.moves_from is not None or self.weighting.needs_one_rate)
+        by_moves = self.moves_from is not None or self.weighting.needs_one_rate or self.weighting.needs_mean
+        parts += [type(self.weighting).__name__] * by_moves
         parts += [type(part).__name__ for part in self.refinements if part.needs_updates]
         parts += [f"the codec {type(self.codec).__name__}"] * self.codec.encodes
+        parts += [type(self.submodels).__name__] * self.submodels.has_own("after_aggregate")
         if parts:
             raise ConfigError(
                 f"method {self.name}: its clients start from one of several models"

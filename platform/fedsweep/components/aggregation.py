@@ -57,6 +57,11 @@ class Weighting(ServerComponent):
     knows_clients: ClassVar[bool] = False
 
     @property
+    def needs_mean(self) -> bool:
+        """Tell whether weights are learned by how the mean moves with them; nothing else may come of the models."""
+        return False
+
+    @property
     def needs_one_rate(self) -> bool:
         """Tell whether moves are divided by the client's learning rate, so that all parameters must have the same."""
         return self.needs_effective_steps
