@@ -85,7 +85,7 @@ class NonIIDDegree(Weighting):
         estimate: Label shares as counts that clients register, or estimated from gradients on labelled, balanced data
             on the server (FedDHE).
         sharpness: Factor in the exponent of FedDHE's estimate.
-        estimate_from: Whether that exponent has the reciprocal of a class's gradient norm or the norm (as printed).
+        estimate_from: Whether that exponent has the reciprocal of a class's squared gradient norm or that (as printed).
 
     Source: FedDHAD, section on FedDH and Algorithm 1. Reading: the paper has no floor, but equal distributions give a
     degree of 0. It does not say where the server's gradient comes from: the moves of the next round's clients start
@@ -126,7 +126,6 @@ class NonIIDDegree(Weighting):
 
     @property
     def asks_models(self) -> bool:
-        """Tell whether label shares are estimated, by gradients at the clients' models."""
         return self.estimate == "gradients"
 
     def registration(self) -> tuple[str, ...]:
@@ -232,8 +231,10 @@ class NonIIDDegree(Weighting):
             if estimated[update.client] or not update.steps:
                 continue
             module = update.submodel.build(sync.model)
-            norms = _class_gradient_norms(module, update.params, state["proxy"], shares.shape[1])
-            shares[update.client] = estimated_shares(norms, sharpness=self.sharpness, estimate_from=self.estimate_from)
+            squares = _squared_gradient_norms(module, update.params, state["proxy"], shares.shape[1])
+            shares[update.client] = estimated_shares(
+                squares, sharpness=self.sharpness, estimate_from=self.estimate_from
+            )
             estimated[update.client] = True
             samples = len(state["proxy"]["targets"])
             sync.count_flops(PASSES_OF_A_STEP * samples * sync.forward_flops(update.submodel))
@@ -311,15 +312,15 @@ class NonIIDDegree(Weighting):
 # -- FedDHE's estimate of a client's label shares -----------------------------------------------------------------
 
 
-def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, num_classes: int) -> Tensor:
-    """Return G [C], float64: for each class the norm of its samples' mean loss's gradient, in evaluation mode.
+def _squared_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, num_classes: int) -> Tensor:
+    """Return G [C], float64: of each class the squared norm of its samples' mean loss's gradient, in evaluation mode.
 
     A class that the client has seen often is fitted already, so its gradient on a balanced set is small.
     """
     trained = {name: params[name] for name in trained_params(module)}
     was_training = module.training
     module.eval()
-    norms = []
+    squares = []
     for label in range(num_classes):
         of_class = proxy["targets"] == label
         gradient = loss_gradient(
@@ -328,16 +329,16 @@ def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, nu
             proxy["inputs"][of_class],
             targets=proxy["targets"][of_class],
         )
-        norms.append(gradient.double().norm())
+        squares.append(gradient.double().square().sum())
     module.train(was_training)
-    return torch.stack(norms)
+    return torch.stack(squares)
 
 
-def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: EstimateFrom) -> Tensor:
+def estimated_shares(squares_C: Tensor, *, sharpness: float, estimate_from: EstimateFrom) -> Tensor:
     """Return label shares [C], of sum 1: ``softmax(sharpness * x)`` with ``x = 1/G`` or ``G``, divided by its mean.
 
     Args:
-        norms_C: G, at least 0.
+        squares_C: G, squared norms, at least 0.
         sharpness: At least 0; 0: all classes alike.
         estimate_from: ``"reciprocal"``: 1/G; ``"norm"``: G.
 
@@ -345,11 +346,11 @@ def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: Estima
     the formula; the reciprocal fits its reason, that a class well represented has a small gradient, and was closer to
     the truth in a trial. The division by the mean keeps the exponent in range.
     """
-    largest = norms_C.max()
+    largest = squares_C.max()
     if not float(largest) > 0:
-        return torch.full_like(norms_C, 1.0 / len(norms_C))
-    # A class may be fitted so well that its norm is 0, which has no reciprocal.
-    values = norms_C.clamp_min(1e-12 * float(largest))
+        return torch.full_like(squares_C, 1.0 / len(squares_C))
+    # A class may be fitted so well that its gradient is 0, which has no reciprocal.
+    values = squares_C.clamp_min(1e-12 * float(largest))
     values = 1.0 / values if estimate_from == "reciprocal" else values
     return torch.softmax(sharpness * values / values.mean(), dim=0)
 

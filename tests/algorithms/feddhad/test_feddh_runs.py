@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from tiny import resumed
+from torch import nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
-from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, estimated_shares, feddh, fedjs
+from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, _squared_gradient_norms, estimated_shares, feddh, fedjs
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
@@ -125,8 +126,16 @@ def test_client_never_seen_has_the_mean_divergence_of_the_others() -> None:
     assert js[absent].tolist() == pytest.approx([float(js[list(cohort)].mean())] * 3)
 
 
+def test_a_classs_gradient_counts_by_its_squared_norm() -> None:
+    """At weights of 0 a sample x of two classes has the gradient (-x / 2, x / 2), whose square is x^2 / 2."""
+    proxy = {"inputs": torch.tensor([[1.0], [2.0]]), "targets": torch.tensor([0, 1])}
+    params = {"weight": torch.zeros(2, 1)}
+    squares = _squared_gradient_norms(nn.Linear(1, 2, bias=False), params, proxy, 2)
+    assert squares.tolist() == [0.5, 2.0]
+
+
 def test_estimate_takes_the_reciprocal_of_the_norms_or_the_norms() -> None:
-    """G = 1, 2, 4: reciprocals over their mean are 12/7, 6/7, 3/7; norms over theirs 3/7, 6/7, 12/7."""
+    """G = 1, 2, 4: reciprocals over their mean are 12/7, 6/7, 3/7; squared norms over theirs 3/7, 6/7, 12/7."""
     norms = torch.tensor([1.0, 2.0, 4.0]).double()
     expected = torch.softmax(torch.tensor([12.0, 6.0, 3.0]).double() / 7 * 2, dim=0)
     torch.testing.assert_close(estimated_shares(norms, sharpness=2.0, estimate_from="reciprocal"), expected)
