@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,13 @@ class Covered:
 
 
 class SubModel(ABC):
-    """A part of the full model. Picklable; equal content gives an equal :meth:`key`."""
+    """A part of the full model. Picklable; equal content gives an equal :meth:`key`.
+
+    Class attributes:
+        withholds: Of what the client trains, in full shape, it is sent what :meth:`embed` covers alone.
+    """
+
+    withholds: ClassVar[bool] = False
 
     @abstractmethod
     def key(self) -> str:
@@ -158,6 +164,7 @@ class PartOfModel(_InFullShape):
         names: Of the params and float buffers that travel.
     """
 
+    withholds: ClassVar[bool] = True
     names: frozenset[str]
 
     def key(self) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from fedsweep.algorithms.fedas import fedas
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.local_only import local_only
+from fedsweep.method import FederatedMethod, merge
 from fedsweep.streams import Stream
 from fedsweep.testing import build_model, local_engine, play_round, run_rounds, tiny_experiment
 
@@ -25,6 +29,21 @@ def test_a_client_goes_on_with_its_own_model_bit_for_bit_as_fedavg_of_one_client
     for name, value in alone.layout.views(fed.vector).items():
         assert torch.equal(own[name], value), name
     assert not torch.equal(fed.vector, mine.vector)
+
+
+@pytest.mark.parametrize("method", [local_only(), fedas(align_epochs=0, weights="samples")], ids=lambda m: m.name)
+def test_a_pull_to_the_anchor_is_to_what_the_client_began_with_where_it_is_sent_nothing(
+    method: FederatedMethod,
+) -> None:
+    """With one step a round nobody is away from its start when pulled there; the server's values are others."""
+    world = {"build": network, "num_clients": 2, "cohort_size": 2, "local_steps": 1, "rounds": 3}
+    plain, pulled = (
+        run_rounds(local_engine(tiny_experiment(m, **world))) for m in (method, merge(fedprox(mu=5.0), method))
+    )
+    assert torch.equal(plain.vector, pulled.vector)
+    for client in range(2):
+        own, other = (state.memories[client]["terms"][method.name]["values"] for state in (plain, pulled))
+        assert all(torch.equal(own[name], other[name]) for name in own)
 
 
 def test_nothing_travels_and_the_servers_model_stays_the_initial_one() -> None:

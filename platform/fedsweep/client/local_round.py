@@ -169,6 +169,8 @@ class LocalRound:
         self._goes_on = False
         for term in self._terms:
             model.replace(term.prepare(model.params, model.values, model.anchor_tree, self._view))
+        if anchor is not None and model.submodel.withholds:
+            model.complete_anchor()
         if probes:
             self._measure([p for p in probes if p.when == "start"])
         self._job = _Job(due=job.steps, steps=job.steps)

@@ -96,7 +96,8 @@ class ClientModel:
         values: These and the float buffers.
         views: All that lies in the vector, in its order.
         flat: The params as one vector [P of the part], whose gradient is the slot's.
-        anchor: The model that the client last received [V of the part], where somebody looks at it.
+        anchor: The model that the client last received [V of the part], where somebody looks at it; in what it is not
+            sent, its own at the job's start.
         anchor_tree: The same by name, without riders; empty where nobody looks.
     """
 
@@ -123,6 +124,12 @@ class ClientModel:
     def set_anchor(self, anchor: Tensor) -> None:
         """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
         self.anchor, self.anchor_tree = anchor, self.layout.model(anchor)
+
+    def complete_anchor(self) -> None:
+        """Put the present values into the anchor where the client was sent none: they need not be the server's."""
+        is_sent = self.submodel.embed(self.vector, self.full).cover
+        if self.anchor is not None and is_sent is not None:
+            self.set_anchor(torch.where(is_sent.to(self.vector.device), self.anchor, self.vector))
 
     def replace(self, values: ParamTree | None) -> None:
         """Put other values in the place of some; None: of none."""

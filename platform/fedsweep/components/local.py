@@ -120,7 +120,8 @@ class LocalStep:
             of what the client has, it is that part's, and so are params, anchor, memory and what the server sent like
             the params, until the step is done.
         params: The live params by name (views; not to be changed in place).
-        anchor: The model that the client last received, params and float buffers; empty where no term asks for it.
+        anchor: The model that the client last received, params and float buffers, in what it is not sent its own at the
+            job's start; empty where no term asks for it.
         memory: The client's memory slot of the term that is being called.
         broadcast: What the server sent beside the model.
         stream: Random numbers of this client at this step.
