@@ -15,6 +15,8 @@ from torch import nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.feddh import feddh
+from fedsweep.algorithms.fednova import fednova
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
 from fedsweep.client.optimizer import OptimizerSettings
@@ -22,8 +24,9 @@ from fedsweep.components.aggregation import BySamples, Uniform
 from fedsweep.config.load import load_config
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.experiment.schedules import HalfCosineWithDrops
+from fedsweep.experiment.schedules import Exponential, HalfCosineWithDrops
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.trees import load_vector, model_vector
@@ -48,6 +51,22 @@ def played(method: FederatedMethod, **more: Any) -> list[RunState]:
     while engine.finished_by(states[-1]) is None:
         states.append(run_rounds(engine, states[-1], rounds=1))
     return states
+
+
+@pytest.mark.parametrize("method", [fednova(), feddh()], ids=lambda m: m.name)
+def test_moves_of_work_at_several_rates_are_not_divided_by_one(method: FederatedMethod) -> None:
+    """A client that worked at 0.1 and then at 0.01 has gone as far as 1.1 steps of the first rate, not as 2."""
+    for unaggregated in ("continue", "discard"):
+        merged = merge(fedstg(weights="size", unaggregated=unaggregated, **CALM), method)
+        changing = experiment(merged)
+        check_experiment(changing)  # a constant rate
+        schedule = Exponential(rate=0.1, decay=0.1)
+        changing = dataclasses.replace(changing, training=dataclasses.replace(changing.training, schedule=schedule))
+        if unaggregated == "discard":
+            check_experiment(changing)
+            continue
+        with pytest.raises(ConfigError, match=f"{method.name} divides .* training.schedule changes the rate between"):
+            check_experiment(changing)
 
 
 def drifting(rounds: int = 10) -> dict[str, Any]:

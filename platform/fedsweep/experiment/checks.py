@@ -109,6 +109,12 @@ def _check_exactness(experiment: Experiment) -> None:
             f"method {method.name} divides clients' moves by their steps and one learning rate, but"
             " training.optimizer.groups has others; leave out their rate, or choose another method"
         )
+    if method.needs_one_rate and method.pacing.carries_work() and _rate_changes(experiment):
+        raise ConfigError(
+            f"method {method.name} divides clients' moves by their steps and one learning rate, but its clients go on"
+            " with their work over rounds, and training.schedule changes the rate between these; set"
+            " training.schedule=constant, or choose a pacing that ends all work with its round"
+        )
     asking = [term.name for term in method.terms if term.needs_exact_moves]
     codecs = [c for c in (experiment.up_codec, experiment.communication.down) if c.encodes]
     if asking and codecs:
@@ -117,15 +123,21 @@ def _check_exactness(experiment: Experiment) -> None:
             f" codec {type(codecs[0]).__name__} changes the move on its way; leave one of them out"
         )
     dividing = [f"the term {term.name}" for term in method.terms if term.needs_effective_steps]
-    # Where all clients take as many steps, their moves are divided by the same number, whatever that is.
-    if method.weighting.needs_effective_steps and not _all_take_as_many(experiment):
-        dividing.append(type(method.weighting).__name__)
+    weighting = method.weighting
+    # Where all clients take as many steps, moves that weights compare are divided by the same number, whatever that is.
+    if weighting.needs_one_rate and not (weighting.needs_effective_steps and _all_take_as_many(experiment)):
+        dividing.append(type(weighting).__name__)
     if dividing and optimizer.momentum and optimizer.keep != "reset":
         raise ConfigError(
             f"method {method.name}: {dividing[0]} divides moves by steps whose momentum begins at"
             f" zero in each round, but training.optimizer_state is {optimizer.keep}; set"
             " training.optimizer_state=reset, or leave out the momentum"
         )
+
+
+def _rate_changes(experiment: Experiment) -> bool:
+    training = experiment.training
+    return len({training.schedule(round) for round in range(1, training.rounds + 1)}) > 1
 
 
 def _all_take_as_many(experiment: Experiment) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,7 +17,10 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, _squared_gradient_norms, estimated_shares, feddh, fedjs
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.testing import local_engine, run_rounds, subject_of, tiny_data, tiny_experiment
 from fedsweep.testing.checks import passes_are_those_that_torch_counts
@@ -93,6 +96,19 @@ def test_resumed_run_is_the_unbroken_one(gradient: Any, tmp_path: Path) -> None:
     whole, other = run_rounds(local_engine(experiment)), resumed(experiment, tmp_path, rounds=2)
     assert torch.equal(other.vector, whole.vector)
     assert torch.equal(other.components["weighting"]["v"], whole.components["weighting"]["v"])
+
+
+@pytest.mark.parametrize("keep", ["persist", "average"])
+def test_moves_with_momentum_of_other_rounds_are_no_gradients(keep: Literal["persist", "average"]) -> None:
+    """They were up to 1 / (1 - momentum) times as long, and of other models, where all take as many steps, too."""
+    options: dict[str, Any] = {"optimizer": OptimizerSettings(momentum=0.9, keep=keep), "local_steps": 2}
+    for gradient in ("deferred", "same_round"):
+        with pytest.raises(ConfigError, match=f"NonIIDDegree divides .* training.optimizer_state is {keep};"):
+            check_experiment(tiny_experiment(feddh(gradient=gradient), **options))
+    for method in (feddh(gradient="explicit"), feddh(learning_rate_v=0.0, learning_rate_b=0.0)):
+        check_experiment(tiny_experiment(method, **options))
+    options["optimizer"] = OptimizerSettings(momentum=0.9)
+    check_experiment(tiny_experiment(feddh(), **options))
 
 
 # -- FedDHE ------------------------------------------------------------------------------------------------------
