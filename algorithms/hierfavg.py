@@ -119,7 +119,9 @@ def hierfavg(*, edge_interval: Count = 10, server_interval: Count = 1) -> Federa
     with one client for each edge FedAvg.
 
     Reading: with a server interval above 1, ``test_accuracy`` in between is that of the edges' mean, which nobody has;
-    an edge none of whose clients takes part in a round keeps its model, and sends it with the others'.
+    an edge none of whose clients takes part in a round keeps its model, and sends it with the others'. Reading: at the
+    server an edge counts by the samples of those of its clients that took part in its last round, not in all rounds
+    since the server's last average.
 
     Args:
         edge_interval: Local steps between two averages at an edge; also at the round's end.

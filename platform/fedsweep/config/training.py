@@ -141,11 +141,13 @@ class Training(Section):
     local_steps: CountOrRange | Auto | None = Field(
         default=None,
         description="Gradient steps per client and round, in place of local_epochs; auto: by local_epochs, equally many"
-        " for all clients, floor(samples of all clients x local_epochs / (clients x batch_size)) (DynamicFL, Eq. 4).",
+        " for all clients, floor(samples of all clients x local_epochs / (clients x batch_size)) (DynamicFL, Eq. 4)."
+        " Each batch then has batch_size samples, some of them more than once where a client has fewer.",
     )
     equal_steps: bool | None = Field(
         default=None,
-        description="With local_epochs: whether all clients take equally many steps; null: as the method asks.",
+        description="With local_epochs: whether all clients take equally many steps, in batches as of local_steps;"
+        " null: as the method asks.",
     )
     batch_size: CountOrRange = Field(default=10, description="Samples per step; {range: [32, 64]}: drawn per client.")
     optimizer: Optimizer = Field(default_factory=Sgd, description="How clients step: sgd or adam.")
