@@ -24,6 +24,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_units
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, client_side, server_context
+from fedsweep.experiment.schedules import MOST_RATES
 from fedsweep.experiment.unforeseen import plans_are_learned
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import ask, guarded, hook_of
@@ -38,8 +39,6 @@ _ONE_BY_ONE = (
     " small networks several times as fast"
 )
 _PLANNED = 50
-# So many rounds have their rate looked at before the first, and the last one: nobody waits for those of 10^30.
-_MOST_RATES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ def check_first_round(experiment: Experiment) -> None:
 def _check_schedule(experiment: Experiment) -> None:
     schedule: Callable[[int], object] = experiment.training.schedule
     last = experiment.training.rounds
-    for round in chain(range(1, min(last, _MOST_RATES)), [last]):
+    for round in chain(range(1, min(last, MOST_RATES)), [last]):
         rate = schedule(round)
         if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
             raise ConfigError(

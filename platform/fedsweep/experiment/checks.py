@@ -11,6 +11,7 @@ from fedsweep.components.metrics import METRICS
 from fedsweep.errors import ConfigError, first_line
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.schedules import MOST_RATES
 from fedsweep.models.network import Network
 from fedsweep.models.slicing import build_submodel_module
 from fedsweep.world.stragglers import StragglerPolicy
@@ -137,7 +138,7 @@ def _check_exactness(experiment: Experiment) -> None:
 
 def _rate_changes(experiment: Experiment) -> bool:
     training = experiment.training
-    return len({training.schedule(round) for round in range(1, training.rounds + 1)}) > 1
+    return len({training.schedule(round) for round in range(1, min(training.rounds, MOST_RATES) + 1)}) > 1
 
 
 def _all_take_as_many(experiment: Experiment) -> bool:

@@ -14,6 +14,9 @@ from typing import ClassVar
 from fedsweep.errors import ConfigError
 from fedsweep.parameters.ranges import Checked, NotNegative, PositiveShare
 
+# So many rounds have their rate looked at before the first: nobody waits for those of 10^30.
+MOST_RATES = 100_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
