@@ -13,11 +13,12 @@ from fedsweep import run
 from fedsweep.config.load import load_config
 from fedsweep.driver.session import RunSession
 from fedsweep.errors import ConfigError
+from fedsweep.results.view import load_run
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
 from fedsweep.sweeps.space import list_trials
-from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ActiveTrial, TrialSpec
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ActiveTrial, TrialSpec, metric_values
 
 
 @pytest.fixture
@@ -27,6 +28,9 @@ def entry_of(tiny: Callable[..., dict[str, Any]]) -> Callable[..., PreparedTrial
         return make_entry(config, list_trials(config)[0], uri=None)
 
     return make
+
+
+QUANTITY = {"kind": "quantity", "dirichlet_alpha": 0.5}
 
 
 def trial_of(entry: PreparedTrial, folder: Path, **more: Any) -> ActiveTrial:
@@ -65,7 +69,8 @@ def test_reports_carry_sums_and_say_when_it_is_over(tmp_path: Path, entry_of: Ca
 def test_a_report_has_of_the_row_of_the_table_what_is_compared_and_little_else(
     tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:
-    entry, asked = entry_of({"seed": {"grid": [1]}}, evaluation={"every": 2}), ("test_accuracy", "lr", "comm_cost")
+    entry = entry_of({"seed": {"grid": [1]}}, evaluation={"every": 2})
+    asked = ("test_accuracy", "lr", "fwd_macs_per_sample")
     reports = played(trial_of(entry, tmp_path / "t", metrics=asked))
     rows = RunFolder(tmp_path / "t").read_rounds()
     for report, row in zip(reports, rows, strict=True):
@@ -74,6 +79,20 @@ def test_a_report_has_of_the_row_of_the_table_what_is_compared_and_little_else(
         assert "bytes_up" not in report and "wall_time_s" not in report
     assert rows[0].test_accuracy is None
     assert math.isnan(reports[0]["test_accuracy"])
+
+
+def test_what_tables_sum_over_rounds_a_search_and_a_scheduler_sum_too(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
+) -> None:
+    asked = ("comm_cost", "bytes_up", "local_steps", "comm_ratio", "wall_time_s", "flops", "train_loss")
+    space, training = {"seed": {"grid": [1]}}, {"rounds": 3, "local_epochs": 1, "cohort_size": 2}
+    entry = entry_of(space, training=training, scenario={"clients": 6, "partition": QUANTITY})
+    reports = played(trial_of(entry, tmp_path / "t", metrics=asked))
+    rows, view = RunFolder(tmp_path / "t").read_rounds(), load_run(tmp_path / "t")
+    assert reports[1]["comm_ratio"] == pytest.approx((rows[0].comm_ratio + rows[1].comm_ratio) / 2, rel=1e-12)
+    assert reports[1]["comm_cost"] == rows[0].comm_cost + rows[1].comm_cost != rows[1].comm_cost
+    values = metric_values(reports[-1], asked)
+    assert values == pytest.approx({name: view.figure(name) for name in asked}, rel=1e-9)
 
 
 def test_what_is_not_measured_in_a_round_is_reported_with_its_last_value(

@@ -55,6 +55,11 @@ _FIGURES: Mapping[str, tuple[str, str]] = {
 }
 
 
+def over_rounds(name: str) -> str:
+    """Return how a figure of a run comes of its rounds, one of :data:`OVER`."""
+    return _FIGURES.get(name, (name, "last"))[1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunView:
     """A run that may still be going on.

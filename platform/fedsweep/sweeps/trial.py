@@ -24,6 +24,7 @@ from fedsweep.driver.run import Session, open_session, plan_run, run_info
 from fedsweep.driver.session import Step
 from fedsweep.errors import ClientJobError, ConfigError, InputError, InvariantError
 from fedsweep.records import RoundRecord
+from fedsweep.results.view import over_rounds
 from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
@@ -323,12 +324,15 @@ class TuneReport:
         self._metrics, self._resource = metrics, resource
         self._last: dict[str, Any] = {"round": 0, "total_bytes": 0, EXTRA: {}}
         self._known: dict[str, float] = {}
+        self._over_rounds: dict[str, tuple[float, int]] = {}
         self._flops = 0
         self._clock = 0.0
 
     def add(self, record: RoundRecord) -> dict[str, Any]:
         """Count a round and report it."""
         figures = {name: value for name, value in scalar_figures(record).items() if name not in record.extra}
+        figures["wall_time_s"] = record.wall_time_s + record.eval_time_s
+        figures |= self._so_far(figures)
         self._flops += record.flops
         self._clock = record.sim_time_s if record.sim_time_s is not None else self._clock
         self._known |= figures | {f"{EXTRA}/{name}": value for name, value in record.extra.items()}
@@ -342,6 +346,17 @@ class TuneReport:
             EXTRA: {name: x for name, x in record.extra.items() if f"{EXTRA}/{name}" in self._metrics},
         }
         return self.figures()
+
+    def _so_far(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics that tables sum over the rounds, or take the mean of: likewise, of the rounds so far."""
+        values = {}
+        for name in figures.keys() & {*self._metrics}:
+            how = "sum" if name == "wall_time_s" else over_rounds(name)
+            if how in ("sum", "mean"):
+                total, count = self._over_rounds.get(name, (0.0, 0))
+                self._over_rounds[name] = total, count = total + figures[name], count + 1
+                values[name] = total / count if how == "mean" else total
+        return values
 
     def figures(self) -> dict[str, Any]:
         """Return the last round's report.
