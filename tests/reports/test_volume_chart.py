@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fedsweep.reports.volume_chart import volume_charts
+from fedsweep.sweeps.space import Trial
+from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 
 def sweep(folder: Path, *fronts: Any) -> Path:
@@ -32,6 +34,16 @@ def test_a_front_is_a_line_from_nothing_sent_with_the_interval_as_a_band(tmp_pat
     assert list(mean["x"]) == [0.0, 100.0, 200.0] and list(mean["y"]) == [0.0, 0.2, 0.4]
     assert list(low["y"]) == [0.0, 0.1, 0.2] and list(high["y"]) == pytest.approx([0.0, 0.3, 0.6])
     assert {trace["line"]["shape"] for trace in (low, high, mean)} == {"hv"}
+
+
+def test_the_front_of_a_sweep_that_goes_on_is_not_drawn_beside_its_new_trials(tmp_path: Path) -> None:
+    there = SweepFolder(tmp_path / "s")
+    trials = tuple(Trial(number=n, values={"seed": n}, label="FedAvg", folder=f"000{n}") for n in (1, 2))
+    there.create(SweepPlan(config_tree={}, trials=trials[:1]), config_yaml=None, overwrite=False)
+    there.write_summary({"fronts": [front()], "trials": [{"folder": "0001", "status": "finished"}]})
+    assert volume_charts([there.path])
+    there.write_plan(SweepPlan(config_tree={}, trials=trials))
+    assert not volume_charts([there.path])
 
 
 def test_a_single_seed_has_no_band_and_several_fronts_have_a_panel_each(tmp_path: Path) -> None:

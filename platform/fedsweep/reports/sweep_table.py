@@ -126,7 +126,7 @@ def read_verdict(folder: Path) -> list[str]:
     try:
         tree = parse_json(read_regular(folder / SUMMARY, max_bytes=MOST_DOCUMENT_BYTES))
         (metric, mode), *_ = tree["metrics"].items()
-        if _is_outdated(folder, tree.get("trials")):
+        if is_outdated(folder, tree.get("trials")):
             return [f"no verdict yet: {folder / SUMMARY} is older than the trials; the sweep writes it anew at its end"]
         return verdict_lines(tree["differences"], metric, mode, num_settings=len(tree["settings"]))
     except (FileNotFoundError, InputError):  # a damaged plan is among the report's notes
@@ -135,7 +135,7 @@ def read_verdict(folder: Path) -> list[str]:
         return [f"{folder / SUMMARY}: not a readable summary: {type(error).__name__}"]
 
 
-def _is_outdated(folder: Path, trials: Sequence[Mapping[str, Any]] | None) -> bool:
+def is_outdated(folder: Path, trials: Sequence[Mapping[str, Any]] | None) -> bool:
     """Check that a sweep has other trials than its summary, or that one has finished since: it goes on."""
     sweep = SweepFolder(folder)
     if trials is None or not sweep.has_plan:

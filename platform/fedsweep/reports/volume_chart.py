@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
+from fedsweep.errors import InputError
 from fedsweep.figures.style import INK
 from fedsweep.reports.charts import PERCENT, SENT, Chart, drawn, in_panels
+from fedsweep.reports.sweep_table import is_outdated
 from fedsweep.results.texts import clean, some_of
 from fedsweep.sweeps.sweep_folder import SUMMARY
 
@@ -23,7 +25,7 @@ _HINT = (
 def volume_charts(sweeps: Sequence[Path]) -> dict[str, Chart]:
     """Return a chart for each front of the sweeps: hypervolume over bytes sent by the study, with its interval.
 
-    A summary without fronts, or one that can't be read, gives none.
+    A summary without fronts, one that is older than its sweep's trials, or that can't be read, gives none.
     """
     charts = [(folder.name, *front) for folder in sweeps for front in _read_fronts(folder)][:_MOST_PANELS]
     many = len(charts) > 1
@@ -38,12 +40,14 @@ def _read_fronts(folder: Path) -> Iterator[tuple[str, list[dict[str, float]]]]:
     """Yield which settings each front of a sweep is of, and its places: bytes, mean and, over seeds, both ends."""
     try:
         tree = parse_json(read_regular(folder / SUMMARY, max_bytes=MOST_DOCUMENT_BYTES))
+        if is_outdated(folder, tree.get("trials")):
+            return
         for front in tree.get("fronts", ()):
             names = some_of([str(name) for name in front["among"]], _NAMED)
             places = [_place(row) for row in front["by_bytes"][:_MOST_PLACES]]
             if len(places) > 1:
                 yield names, places
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return
 
 
