@@ -246,8 +246,8 @@ LACKING = {
     "classes": "numbers in place of classes",
 }
 
-# Worlds whose optimisers' steps have no such number, or one that is not known in the round.
-_NO_EFFECTIVE_STEPS = {"Adam on the clients", "averaged momentum", "kept momentum and weight decay"}
+# Worlds in which a move is of gradients of other rounds, too, so that it is not read off what a step's gradient was.
+_MOMENTUM_OF_OTHER_ROUNDS = {"averaged momentum", "kept momentum and weight decay"}
 
 
 def _without_devices(experiment: Experiment) -> Experiment:
@@ -303,7 +303,8 @@ def rough_worlds_are_survived_or_refused(subject: Subject) -> None:
     allowed = {LACKING[need] for need in subject.card.needs if need in LACKING}
     missing = sorted(allowed - refused.keys())
     _require(not missing, f"the card says that it needs what these worlds lack, but they are not refused: {missing}")
-    allowed |= _NO_EFFECTIVE_STEPS if subject.method.needs_effective_steps else set()
+    allowed |= _MOMENTUM_OF_OTHER_ROUNDS if subject.method.needs_one_rate else set()
+    allowed |= {"Adam on the clients"} if subject.method.needs_effective_steps else set()
     odd = {name: text for name, text in refused.items() if name not in allowed}
     _require(not odd, f"refused, though the card does not say that it is needed: {odd}")
 
