@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -193,6 +194,7 @@ def test_empty_layout_flattens_to_nothing() -> None:
 
 
 EQUAL = {"a": [torch.ones(2), (np.arange(3), "x")], "b": None}
+NOT_A_NUMBER = [math.nan, torch.tensor([1.0, math.nan]), np.array([math.nan]), torch.tensor(math.nan)]
 
 
 @pytest.mark.parametrize(
@@ -210,3 +212,9 @@ EQUAL = {"a": [torch.ones(2), (np.arange(3), "x")], "b": None}
 def test_trees_are_equal_by_their_values(other: dict[str, object]) -> None:
     assert are_equal(EQUAL, {"a": [torch.ones(2), (np.arange(3), "x")], "b": None})
     assert not are_equal(EQUAL, other)
+
+
+@pytest.mark.parametrize("value", NOT_A_NUMBER)
+def test_what_is_no_number_is_the_same_as_itself(value: object) -> None:
+    copy = value.clone() if isinstance(value, Tensor) else float("nan") if isinstance(value, float) else np.array(value)
+    assert are_equal({"a": value}, {"a": copy}) and not are_equal({"a": value}, {"a": 1.0})

@@ -182,16 +182,18 @@ def to_tensors(value: Any) -> Any:
 
 
 def are_equal(one: Any, other: Any) -> bool:
-    """Tell whether two trees, of mappings, sequences, tensors, arrays and plain values, have the same bits."""
+    """Tell whether two trees, of mappings, sequences, tensors, arrays and plain values, are the same; NaN is NaN."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(are_equal, one, other))
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor | np.ndarray):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    return bool(one == other) or one is other or (one != one and other != other)
 
 
 def layout_of(model: nn.Module, riders: Iterable[tuple[str, tuple[int, ...]]] = ()) -> FlatLayout:

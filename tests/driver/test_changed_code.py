@@ -117,12 +117,21 @@ def test_a_run_that_goes_on_on_another_machine_says_so(
     assert main(["run", "--resume", str(begun), "--quiet"]) == 0
     result = RunFolder(begun).read_result()
     (sentence,) = result["machines_changed"]
-    assert sentence.startswith(f"from round 2 on, another CPU, torch 1 computed it, before {here}")
+    assert sentence.startswith(f"from round 2 on it was driven by another CPU, torch 1, before by {here}")
     assert sentence in result["remarks"] and not result["sources_changed"]
     capsys.readouterr()
     RunFolder(begun).write_result({**result, "test_accuracy": 0.5})
     assert main(["verify", str(begun), "--quiet"]) == 1
     assert sentence in capsys.readouterr().out
+
+
+def test_a_log_that_says_nothing_of_machines_is_gone_on_with_in_silence(begun: Path) -> None:
+    (entry,) = json.loads((begun / "sources.json").read_text())
+    (begun / "sources.json").write_text(
+        json.dumps([{key: entry[key] for key in ("first_round", "sources", "changed")}])
+    )
+    result = run_plan(plan_run(load_config(TINY)), begun, resume=True)
+    assert result["machines_changed"] == [] and len(read_log(begun)) == 2
 
 
 def test_code_that_played_no_round_is_forgotten(begun: Path) -> None:

@@ -58,7 +58,7 @@ class Weighting(ServerComponent):
 
     @property
     def needs_mean(self) -> bool:
-        """Tell whether weights are learned by how the mean moves with them; nothing else may come of the models."""
+        """Tell whether weights are learned by how the models' mean moves with them, so that they must have one."""
         return False
 
     @property

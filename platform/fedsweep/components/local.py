@@ -209,7 +209,7 @@ class LocalWork:
     """A finished job as a term's ``finish`` sees it.
 
     Attributes:
-        anchor: The model that the client last received, params and float buffers.
+        anchor: The model that the client last received, params and float buffers; see :class:`LocalStep`.
         params: Its params now.
         values: The same with its float buffers, as :meth:`LocalStep.frozen` takes them.
         steps: Local steps of the job.

@@ -75,7 +75,7 @@ def _changed(runs: list[RunView]) -> list[str]:
     digests: dict[str, set[str]] = {}
     mixed = False
     for run in runs:
-        mixed = mixed or bool(run.result.get("sources_changed"))
+        mixed = mixed or bool(run.result.get("sources_changed") or run.result.get("machines_changed"))
         sources = run.result.get("sources")
         for name, digest in sources.items() if isinstance(sources, Mapping) else ():
             digests.setdefault(str(name), set()).add(str(digest))

@@ -21,8 +21,9 @@ from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
+from fedsweep.results.texts import canonical
 from fedsweep.runs.sources import Sources, sources_of
-from fedsweep.sweeps.space import Trial, canonical
+from fedsweep.sweeps.space import Trial
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:

@@ -17,6 +17,11 @@ MISSING = "-"
 _NAMING = ("name", "kind", "merge")
 
 
+def canonical(value: Any) -> str:
+    """Return one text for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
 def clean(value: Any, *, longest: int = _LONGEST_TEXT) -> str:
     """Return any value as one line of printable characters; what is too long is cut."""
     text = "".join(character if character.isprintable() else " " for character in str(value)[: longest + 1])

@@ -76,10 +76,10 @@ def machines_on_the_way(folder: Path) -> list[str]:
     """Return a sentence for each time that another kind of machine went on; raises as :func:`read_log`."""
     stretches = read_log(folder)
     return [
-        f"from round {later.first_round} on, {later.machine} computed it, before {earlier.machine or 'nobody knows'}:"
-        " last digits are not those of an unbroken run"
+        f"from round {later.first_round} on it was driven by {later.machine}, before by {earlier.machine}: last digits"
+        " may not be those of an unbroken run"
         for earlier, later in pairwise(stretches)
-        if later.machine != earlier.machine
+        if earlier.machine and later.machine != earlier.machine
     ]
 
 
@@ -125,8 +125,8 @@ def read_log(folder: Path) -> tuple[Stretch, ...]:
 
 
 def _is_stretch(entry: Any) -> bool:
-    if not isinstance(entry, Mapping) or set(entry) != {"first_round", "sources", "changed", "machine"}:
+    if not isinstance(entry, Mapping) or set(entry) | {"machine"} != {"first_round", "sources", "changed", "machine"}:
         return False
-    sources, own = entry["sources"], [entry["changed"], entry["machine"]]
+    sources, own = entry["sources"], [entry["changed"], entry.get("machine", "")]
     texts = [*own, *sources, *sources.values()] if isinstance(sources, Mapping) else [None]
     return type(entry["first_round"]) is int and all(isinstance(text, str) for text in texts)

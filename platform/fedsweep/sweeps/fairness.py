@@ -17,8 +17,8 @@ from fedsweep.catalog import build_method
 from fedsweep.components.planning import Pacing
 from fedsweep.results.config_table import config_table, flat_config, is_aside
 from fedsweep.results.keys import keys_below
-from fedsweep.results.texts import some_of
-from fedsweep.sweeps.space import Trial, canonical
+from fedsweep.results.texts import canonical, some_of
+from fedsweep.sweeps.space import Trial
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, InputError
+from fedsweep.results.texts import canonical
 from fedsweep.runs.files import TAKEN_OVER, check_no_link
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
@@ -25,7 +26,7 @@ from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entr
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.search.halving import Halving
 from fedsweep.sweeps.search.proposals import Outcome, Proposals, Search, read_outcome
-from fedsweep.sweeps.space import SEED, canonical, lies_in, make_trial, setting_spaces
+from fedsweep.sweeps.space import SEED, lies_in, make_trial, setting_spaces
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
 
@@ -261,8 +262,8 @@ class PreparedSweep:
     def write_extension(self) -> None:
         """Make the folder's plan and configuration this sweep's."""
         with self.writing():
-            self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
             self.rename_finished()
+            self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
 
     def rename_finished(self) -> None:
         """Give finished trials that were another sweep's, or had another label, their names: tables group by these."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from fedsweep.catalog import build_metrics, task_metrics
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.keys import short_names
-from fedsweep.results.texts import method_label, told_apart, value_text
+from fedsweep.results.texts import canonical, method_label, told_apart, value_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.streams import stream
 from fedsweep.sweeps.front import check_front
@@ -119,11 +118,6 @@ def setting_space(config: Config, values: Mapping[str, Any]) -> SettingSpace:
     """Return the part of a study's space that a trial with these values is of."""
     parts = setting_spaces(config)
     return next((part for part in parts if part.has(values)), parts[0])
-
-
-def canonical(value: Any) -> str:
-    """Return one text for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def make_trial(config: Config, number: int, values: Mapping[str, Any], *, setting: str | None = None) -> Trial:
@@ -264,7 +258,14 @@ def _check_settings(config: Config) -> None:
                     f"sweep.settings {setting.name!r} sets {key}, but {place}.{twice[0]} would overwrite that;"
                     " leave one of them out"
                 )
-    for first, second in itertools.combinations(setting_spaces(config), 2):
+    # Those that differ in what no setting varies are not looked at: there may be thousands.
+    alike: dict[str, list[SettingSpace]] = {}
+    parts = setting_spaces(config)
+    varied = {SEED}.union(*(part.space for part in parts))
+    for part in parts:
+        own = {key: value for key, value in part.fixed.items() if key not in varied}
+        alike.setdefault(canonical(own), []).append(part)
+    for first, second in itertools.chain.from_iterable(itertools.combinations(each, 2) for each in alike.values()):
         if (common := _in_common(first, second)) is not None:
             raise ConfigError(
                 f"sweep.settings {first.name!r} and {second.name!r} both try {common}, but a trial belongs to one"

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.errors import InputError
 from fedsweep.results.seed_statistics import Difference, Estimate, corrected, estimate, paired
 from fedsweep.results.settings import counted, group_settings, remarks, report_runs
+from fedsweep.results.texts import canonical
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.files import jsonable, write_file
 from fedsweep.runs.run_folder import BY_SCHEDULER, CONFIG, RunFolder
 from fedsweep.sweeps.fairness import TrialWorld, comparable
-from fedsweep.sweeps.space import Trial, canonical
+from fedsweep.sweeps.space import Trial
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
 from fedsweep.sweeps.verdict import FrontVerdict, front_verdict, read_trial_curve
 
@@ -244,7 +245,7 @@ def _setting(rows: Sequence[TrialRow], config: Config) -> SettingRow:
         failed=sum(row.status != "finished" for row in rows),
         cut_short=sum(row.stopped_by == BY_SCHEDULER for row in own),
         figures=figures,
-        misses=tuple(text.strip() for text, limit in limits if not limit.holds(figures[limit.metric].mean)),
+        misses=tuple(text.strip() for text, limit in limits if own and not limit.holds(figures[limit.metric].mean)),
     )
 
 

@@ -19,11 +19,12 @@ from fedsweep import __version__
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.fleet.ray_internals import RAY_LOG
+from fedsweep.results.texts import canonical
 from fedsweep.runs.files import TRACKING, atomic_write, write_file
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, PLAN, RunFolder
 from fedsweep.sweeps.budget.study_clock import ELAPSED
-from fedsweep.sweeps.space import Trial, canonical
+from fedsweep.sweeps.space import Trial
 
 SUMMARY, TABLE = "summary.json", "summary.parquet"
 STUDY_FILE = "optuna.log"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
 from fedsweep.results.seed_statistics import mean
+from fedsweep.results.texts import canonical
 from fedsweep.sweeps.search.proposals import Outcome
-from fedsweep.sweeps.space import SEED, Trial, canonical, list_trials
+from fedsweep.sweeps.space import SEED, Trial, list_trials
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedsweep.errors import ResourceError
 from fedsweep.results.seed_statistics import mean
+from fedsweep.results.texts import canonical
 from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
 from fedsweep.streams import stream
 from fedsweep.sweeps.search.rungs import TriedSetting, most_doubtful, told_means
@@ -22,7 +23,6 @@ from fedsweep.sweeps.space import (
     SEED,
     SettingSpace,
     Trial,
-    canonical,
     point_space,
     setting_space,
     setting_spaces,

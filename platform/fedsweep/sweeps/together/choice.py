@@ -14,8 +14,8 @@ from fedsweep.engine.forecast import lanes_refused
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_training
 from fedsweep.models.cost import fwd_macs_per_sample
+from fedsweep.results.texts import canonical
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key
-from fedsweep.sweeps.space import canonical
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

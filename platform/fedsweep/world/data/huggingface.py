@@ -124,7 +124,7 @@ def _labels(source: Source, used: list[datasets.Dataset]) -> tuple[list[NDArray[
     columns = [source.column("label", part) for part in used]
     labels, names = source.classes(columns, used)
     for values in labels:
-        if values.dtype.kind == "f" and (odd := values[values != np.floor(values)]).size:
+        if values.dtype.kind == "f" and (odd := values[(values != np.floor(values)) | ~np.isfinite(values)]).size:
             raise DataError(
                 f"{source.name}: pictures' labels are classes, integers or texts, but the column {columns[0]} holds"
                 f" {odd[0]:g}"

@@ -153,7 +153,9 @@ class Source:
             part.astype(str) if names is None else np.asarray(names)[part]
             for names, part in zip(named, values, strict=True)
         ]
-        all_names = [name for names in named for name in names or ()] + np.unique(np.concatenate(texts)).tolist()
+        listed = [name for names in named for name in names or ()]
+        seen = np.unique(np.concatenate(texts)).tolist()
+        all_names = listed + seen if named[0] else seen + listed
         numbers = {name: n for n, name in enumerate(dict.fromkeys(all_names))}
         return [np.array([numbers[text] for text in part.tolist()]) for part in texts], list(numbers)
 
