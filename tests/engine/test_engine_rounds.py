@@ -19,6 +19,7 @@ from fedsweep.catalog import built_in_card
 from fedsweep.components.local import LocalStep, LocalTerm, Objective, TaskLoss
 from fedsweep.components.planning import Pacing, UniformSelection
 from fedsweep.config.load import load_config
+from fedsweep.engine.ahead.card_traffic import CardTraffic
 from fedsweep.engine.forecast import forecast
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import StopLimits
@@ -284,3 +285,16 @@ def test_a_run_is_tested_at_its_end_where_clients_send_more_than_cards_say() -> 
     limit = StopLimits(total_bytes=sent[3].total_bytes - 1)
     records = run_rounds(local_engine(replace(free, training=replace(free.training, stop=limit)))).records
     assert [record.round for record in records] == [1, 2, 3] and records[-1].test_accuracy is not None
+
+
+def test_what_is_sent_to_those_who_drop_out_counts_where_all_others_go_on_with_their_work() -> None:
+    experiment = replace(tiny_experiment(scaffold()), cards=((built_in_card("scaffold"), {"rebuild": False}),))
+    engine = local_engine(experiment)
+    plan = engine.planner.plan(engine.start())
+    first, *_ = plan.points
+    (lost, *_), work = plan.context.cohort, plan.context.work
+    going_on = tuple(replace(job, resume=True) for job in first.start if job.client != lost)
+    plan = replace(plan, points=(replace(first, start=going_on),), lost={lost: work[lost]})
+    traffic = CardTraffic(experiment, engine.costs)
+    sent = sum(traffic.in_round(plan, set()))
+    assert sent > 0 and traffic.most_in_round(plan, set()) == sent

@@ -80,8 +80,8 @@ class CardTraffic:
 
     def most_in_round(self, plan: RoundPlan, seen: set[int]) -> int:
         """Return the most bytes that can travel beside the models: cards say it of a client's first job in a round."""
-        jobs = jobs_begun(plan)
-        return math.ceil(sum(self.in_round(plan, seen)) * max(jobs.values(), default=1))
+        # Who only goes on begins none; who drops out is sent something all the same.
+        return math.ceil(sum(self.in_round(plan, seen)) * max(1, *jobs_begun(plan).values()))
 
     def sizes_in_round(self, plan: RoundPlan, seen: set[int]) -> dict[Direction, PayloadSizes]:
         """Return what travels beside the models in a round.
