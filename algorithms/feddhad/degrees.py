@@ -253,14 +253,18 @@ def mean_gradient(sums: State) -> Tensor:
 def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
     """Return the client's mean gradient on its way, [V] of its sub-model: (anchor - model) / (learning rate x steps).
 
-    Momentum's share is in the number of steps; None where the client took none. For Adam, whose moves are no sums of
-    gradients, the number of local steps is taken: a direction, of another length.
+    Where its steps have a scale s of their own, they moved by s^2 of the gradient, which is divided out. Momentum's
+    share is in the number of steps; None where the client took none. For Adam, whose moves are no sums of gradients,
+    the number of local steps is taken: a direction, of another length.
     """
     steps = update.effective_steps if isfinite(update.effective_steps) else float(update.steps)
     if not steps or not update.learning_rate:
         return None
     anchor = update.submodel.extract(sync.anchors[update.anchor_version], sync.layout)
-    return (anchor - cast(Tensor, update.vector)) / (update.learning_rate * steps)
+    move = (anchor - cast(Tensor, update.vector)) / (update.learning_rate * steps)
+    if (scale := update.submodel.step_scale(sync.layout)) is not None:
+        move[: len(scale)] /= scale.square()
+    return move
 
 
 def sent_gradient(update: ClientUpdate) -> Tensor | None:

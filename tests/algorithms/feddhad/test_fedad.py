@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.dropout_rates import Multiplier
 from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.optimizer import OptimizerSettings
@@ -156,8 +157,9 @@ def test_curvature_comes_in_the_round_after_the_check_that_asked_for_it() -> Non
 # -- FedDHAD and other company -----------------------------------------------------------------------------------
 
 
-def feddhad(**more: Any) -> FederatedMethod:
-    return merge(feddh(learning_rate_v=0.3, learning_rate_b=0.2, **more), fedad(base_rate=0.4, refresh=(1,)))
+def feddhad(multiplier: Multiplier = "auto", **more: Any) -> FederatedMethod:
+    dropout = fedad(base_rate=0.4, refresh=(1,), multiplier=multiplier)
+    return merge(feddh(learning_rate_v=0.3, learning_rate_b=0.2, **more), dropout)
 
 
 @pytest.mark.parametrize("gradient", ["deferred", "same_round", "explicit", "proxy"])
@@ -169,6 +171,20 @@ def test_feddhad_learns_degrees_from_sub_models(gradient: str) -> None:
     assert float((state.components["weighting"]["v"] - 1).abs().max()) > 1e-9
     assert min(r.fwd_macs_per_sample or 0 for r in state.records[1:]) < 144
     assert all(abs(sum(r.aggregation_weights) - 1) < 1e-9 for r in state.records)
+
+
+def test_degrees_learn_from_gradients_wherever_the_multiplier_acts() -> None:
+    """One step on all samples from the same model: its move is that of scaled steps, its gradient is not."""
+    learned = []
+    for multiplier in ("activation", "incoming", "split"):
+        options: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "batch_size": 64, "double": True}
+        made = units_experiment(feddhad(multiplier), sizes=(6, 10, 14, 18, 22, 26), **options)
+        state = run_rounds(local_engine(made))
+        assert (state.records[1].fwd_macs_per_sample or 0) < 144
+        learned.append(torch.stack([state.components["weighting"][name] for name in ("v", "b")]))
+    assert float((learned[0][0] - 1).abs().max()) > 1e-6
+    for other in learned[1:]:
+        torch.testing.assert_close(other, learned[0], rtol=1e-5, atol=1e-9)
 
 
 def test_feddhe_reads_the_gradients_of_sub_models() -> None:
