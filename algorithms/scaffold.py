@@ -41,7 +41,8 @@ class Correction(LocalTerm):
     """Adds ``c - c_k`` to each gradient; at a job's end ``c_k <- c_k - c + (x - y_k) / (t_k * learning rate)``.
 
     t_k are the job's effective steps: its steps for plain SGD. Reading: with momentum they make ``(x - y_k) / (t_k *
-    learning rate)`` a mean of the job's gradients, as Option II has it.
+    learning rate)`` a mean of the job's gradients, as Option II has it; so does dividing by the square of the scale
+    in which a sub-model's steps were taken.
     """
 
     sends: ClassVar[bool] = True
@@ -65,7 +66,8 @@ class Correction(LocalTerm):
         if not divisor:
             return memory, {}
         changes = {
-            name: ((work.anchor[name] - value) / divisor).cpu() - work.broadcast[f"control/{name}"]
+            name: _unscaled((work.anchor[name] - value) / divisor, work.step_scales.get(name)).cpu()
+            - work.broadcast[f"control/{name}"]
             for name, value in work.params.items()
         }
         control: Memory = {name: torch.as_tensor(memory[name]) + change for name, change in changes.items()}
@@ -148,8 +150,12 @@ def _rebuilt(update: ClientUpdate, control: Tensor, sync: SyncContext) -> Tensor
         raise ValueError("SCAFFOLD's server rebuilds variates from the attendees' models")
     padded = torch.cat([control, control.new_zeros(sync.layout.num_values - len(control))])
     anchor, sent = (update.submodel.extract(v, sync.layout) for v in (sync.anchors[update.anchor_version], padded))
-    change = (anchor - update.vector) / (update.effective_steps * update.learning_rate) - sent
-    return _in_whole(update, change, sync)
+    move = (anchor - update.vector) / (update.effective_steps * update.learning_rate)
+    return _in_whole(update, update.submodel.unscaled(move, sync.layout) - sent, sync)
+
+
+def _unscaled(move: Tensor, scale: Tensor | None) -> Tensor:
+    return move if scale is None else move / scale.square()
 
 
 def _in_whole(update: ClientUpdate, part: Tensor, sync: SyncContext) -> Tensor:

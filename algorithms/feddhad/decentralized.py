@@ -257,12 +257,18 @@ def neighbour_pulls(updates: Sequence[ClientUpdate], weights: Tensor, own: int, 
 
 
 def _gradient_on_the_way(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
-    """Return the device's mean gradient [P] on its way from its model before; None where it took no step."""
+    """Return the device's mean gradient [P] on its way from its model before; None where it took no step.
+
+    What its part leaves out has not moved: there the gradient is 0.
+    """
     steps = update.effective_steps if isfinite(update.effective_steps) else float(update.steps)
     if not steps or not update.learning_rate or update.vector is None:
         return None
-    params = slice(sync.layout.num_params)
-    return (sync.vector[params] - update.vector[params]) / (update.learning_rate * steps)
+    move = (sync.vector - update.vector) / (update.learning_rate * steps)
+    if part := update.sent_as:
+        whole = part.embed(part.unscaled(part.extract(move, sync.layout), sync.layout), sync.layout)
+        move = whole.vector if whole.cover is None else whole.vector.masked_fill(~whole.cover, 0.0)
+    return move[: sync.layout.num_params]
 
 
 @with_card(

@@ -262,9 +262,7 @@ def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
         return None
     anchor = update.submodel.extract(sync.anchors[update.anchor_version], sync.layout)
     move = (anchor - cast(Tensor, update.vector)) / (update.learning_rate * steps)
-    if (scale := update.submodel.step_scale(sync.layout)) is not None:
-        move[: len(scale)] /= scale.square()
-    return move
+    return update.submodel.unscaled(move, sync.layout)
 
 
 def sent_gradient(update: ClientUpdate) -> Tensor | None:

@@ -212,6 +212,7 @@ class ClientUpdate:
         vector: Its model [V of its sub-model]; None for components that said they need no updates.
         layout: How the vector lies.
         submodel: Which part of the full model it is.
+        sent_as: Which part the client sent, where it stands completed by what its hub has; None: ``submodel``.
         anchor_version: Version of the server's model that it started from.
         num_samples: Samples that it holds in this round; of work that went on over rounds' ends, in all rounds since
             the anchor in total.
@@ -233,6 +234,7 @@ class ClientUpdate:
     steps: int
     effective_steps: float
     learning_rate: float
+    sent_as: SubModel | None = None
     classes_since_anchor: tuple[int, ...] | None = None
     train_loss: float = float("nan")
     extras: Payload = field(default_factory=dict)

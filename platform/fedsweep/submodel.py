@@ -120,6 +120,17 @@ class SubModel(ABC):
         """
         return None
 
+    def unscaled(self, move: Tensor, full: FlatLayout) -> Tensor:
+        """Return a move [V of the part] as the gradients alone would have made it, without :meth:`step_scale`.
+
+        Args:
+            move: Made by steps of SGD.
+            full: The full model's layout.
+        """
+        if (scale := self.step_scale(full)) is None:
+            return move
+        return torch.cat([move[: len(scale)] / scale.square(), move[len(scale) :]])
+
     def trained(self) -> Sequence[tuple[SubModel, float]]:
         """Return the parts of the full model that a sample trains, and how often each, in the round's mean."""
         return ((self, 1.0),)

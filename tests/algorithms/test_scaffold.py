@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import run
+from tiny import net, run
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
@@ -27,9 +27,10 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp
+from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, with_parts
 
 PIXELS: dict[str, Any] = {"input_shape": (1, 1, 6), "num_classes": 4}
 Golden = Callable[..., list[RunState]]
@@ -169,11 +170,13 @@ def test_variates_are_cut_to_sub_models() -> None:
     assert not torch.equal(state.vector, plain.vector)
 
 
+HALVED = unit_submodel(net().unit_groups(), {"fc1": range(4)}, scales={"fc1": [2.0] * 4}, scales_in="incoming")
 WORLDS: dict[str, tuple[tuple[FederatedMethod, ...], dict[str, object]]] = {
     "unequal sizes": ((), {"sizes": (4, 8, 12, 24, 28, 20), "rounds": 4, "cohort_size": 2}),
     "momentum": ((), {"rounds": 3, "optimizer": OptimizerSettings(momentum=0.9, nesterov=True)}),
     "sync points": ((dynamicfl(high_interval=1, low_interval=2),), {"local_steps": 6, "cohort_size": 4}),
     "sub-models": ((federated_dropout(keep=0.5),), {"build": lambda: Mlp(**PIXELS, hidden_width=8), "rounds": 3}),
+    "scaled steps": ((with_parts(HALVED),), {"build": net, "rounds": 3}),
 }
 
 

@@ -250,6 +250,7 @@ class LocalRound:
             steps=self._job.steps,
             effective_steps=self._job.effective_steps,
             learning_rate=self._learning_rate,
+            step_scales=self._optimizer.step_scales,
             num_samples=self._work.num_samples,
             broadcast=self.steps.broadcast,
             client=self.facts,

@@ -43,6 +43,7 @@ class ClientOptimizer:
 
     Attributes:
         momentum_weight: The momentum buffer after as many gradients of 1: 1 + m + m^2 + ..., a summand for each step.
+        step_scales: By name the scales that the sub-model's steps have, see ``SubModel.step_scale``; empty: none.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ClientOptimizer:
         self.momentum_weight = 0.0
         scale = model.submodel.step_scale(model.full)
         self._scale = None if scale is None else scale.to(model.vector.device)
+        self.step_scales = {} if self._scale is None else model.layout.params(self._scale)
 
     @cached_property
     def as_torch(self) -> torch.optim.Optimizer:

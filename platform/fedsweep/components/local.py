@@ -215,6 +215,7 @@ class LocalWork:
         steps: Local steps of the job.
         effective_steps: Sum of the weights with which the job's gradients entered the move, see ``ClientUpdate``.
         learning_rate: The rate that was applied.
+        step_scales: By name the scales that its steps had, see ``SubModel.step_scale``; empty: none had one.
         num_samples: Samples that the client holds in this round.
         broadcast: What the server sent beside the model.
         client: What the client knows of itself.
@@ -228,6 +229,7 @@ class LocalWork:
     broadcast: Payload
     values: ParamTree = field(default_factory=dict)
     effective_steps: float = math.nan
+    step_scales: ParamTree = field(default_factory=dict)
     client: ClientFacts = NOBODY
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,16 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from fedsweep.algorithms.feddhad import decentralized
 from fedsweep.algorithms.feddhad.decentralized import DegreesOfNeighbours, aedfl_feddhad, neighbour_pulls
 from fedsweep.client.messages import Progress, Reply
-from fedsweep.components import SyncContext
+from fedsweep.components import ClientUpdate, SyncContext
 from fedsweep.engine.aggregation import client_update
 from fedsweep.engine.state import RunState
-from fedsweep.submodel import FULL_MODEL
+from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.testing.subject import small_network
 from fedsweep.testing.worlds import tiny_data, tiny_device, with_devices
-from fedsweep.trees import FlatLayout
+from fedsweep.trees import FlatLayout, layout_of
 from fedsweep.world.topology import SERVER, Graph, ring
 
 RING = ring(num_clients=6)
@@ -151,3 +154,36 @@ def test_degrees_are_learned_by_each_device_of_its_neighbours() -> None:
     assert any(value != 1.0 for row in state["v"].values() for value in row.values())
     for hub, row in state["v"].items():
         assert row.keys() <= {(hub - 1) % 6, (hub + 1) % 6}
+
+
+def test_a_devices_gradient_is_read_off_the_scaled_steps_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move is the gradients' sum times the rate and the square of the scale; 0 where the device held nothing."""
+    model = small_network()
+    layout, group = layout_of(model), model.unit_groups()[0]
+    part = unit_submodel([group], {group.name: (0, 2)}, scales={group.name: (1.25, 2.0)}, scales_in="incoming")
+    scale = part.step_scale(layout)
+    assert scale is not None
+    start, gradient = torch.randn(layout.num_values), torch.randn(len(scale))
+    moved = part.embed(part.extract(start, layout) - 0.1 * 3 * scale.square() * gradient, layout)
+    expected = part.embed(gradient, layout)
+    assert moved.cover is not None and expected.cover is not None
+    reply = Reply(
+        client=0,
+        vector=torch.where(moved.cover, moved.vector, start),
+        progress=Progress(samples=1, steps=3, effective_steps=3.0),
+    )
+    update = replace(client_update(reply, learning_rate=0.1, layout=layout), sent_as=part)
+    found = decentralized._gradient_on_the_way(update, cast(SyncContext, SimpleNamespace(layout=layout, vector=start)))
+    assert found is not None
+    torch.testing.assert_close(found, expected.vector.masked_fill(~expected.cover, 0.0), rtol=1e-4, atol=1e-4)
+
+    sent: list[SubModel | None] = []
+    reads = decentralized._gradient_on_the_way
+
+    def noted(update: ClientUpdate, sync: SyncContext) -> torch.Tensor | None:
+        sent.append(update.sent_as)
+        return reads(update, sync)
+
+    monkeypatch.setattr(decentralized, "_gradient_on_the_way", noted)
+    run_rounds(engine_of(rounds=12, base_rate=0.4, refresh=[]))
+    assert any(each is not None and each.scales_steps for each in sent) and None in sent

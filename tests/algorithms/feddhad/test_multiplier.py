@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.dropout_rates import rates_of_round
 from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
+from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.lanes.grouping import why_alone
 from fedsweep.client.messages import ClientSide
 from fedsweep.client.optimizer import OptimizerSettings
@@ -19,6 +20,7 @@ from fedsweep.components.local import OptimizerSteps, TaskLoss
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import server_context
+from fedsweep.method import merge
 from fedsweep.models.networks.chains import LeNet5
 from fedsweep.models.unit_submodel import MultiplierIn, UnitSubModel, unit_submodel
 from fedsweep.streams import stream
@@ -115,6 +117,22 @@ def test_device_sends_what_one_would_that_multiplies_trains_and_divides(
     )
     other = play_round(local_engine(plain)).updates[0].vector
     assert other is not None and float((other - expected).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_scaffolds_variates_are_gradients_in_each_form(rebuild: bool) -> None:
+    """One step on all samples: c_k is the gradient there, wherever the multiplier acts; the moves differ."""
+    controls, models = [], []
+    for form in ("activation", "incoming", "split"):
+        method = merge(scaffold(rebuild=rebuild), with_parts(part_of(form)))
+        made = tiny_experiment(method, build=net, double=True, sizes=[12] * 6, rounds=1, batch_size=12)
+        state = run_rounds(local_engine(made))
+        controls.append(state.components["refinement0"]["control"])
+        models.append(state.vector)
+    assert float(controls[0].norm()) > 0.01
+    for control, model in zip(controls[1:], models[1:], strict=True):
+        torch.testing.assert_close(control, controls[0], rtol=1e-9, atol=1e-12)
+        assert float((model - models[0]).abs().max()) > 1e-4
 
 
 def test_forms_give_the_same_logits_before_the_first_step() -> None:

@@ -96,7 +96,7 @@ class HubMerger:
         part = update.submodel.embed(update.vector, self._layout)
         before = self.at(update.client, sync.vector)
         vector = part.vector if part.cover is None else torch.where(part.cover, part.vector, before)
-        return replace(update, vector=vector, submodel=FULL_MODEL, layout=self._layout)
+        return replace(update, vector=vector, submodel=FULL_MODEL, sent_as=update.submodel, layout=self._layout)
 
     def _hub_update(self, hub: int, server: Tensor, sync: SyncContext) -> ClientUpdate:
         samples = self.models[hub].num_samples if hub in self.models else 0
