@@ -107,6 +107,7 @@ REFUSED = {
     ("ifca", "fedprox"): "its clients start from one of several models .*, but the term proximal knows the server's",
     ("ifca", "prunefl"): "its clients start from one of several models .*, but ChosenMask knows the server's alone",
     ("ifca", "feddf"): "its clients start from one of several models .*, but Distilled knows the server's alone",
+    ("ifca", "dynafed"): "start from one of several models .*, but TrajectoryDistillation knows the server's alone",
     ("dpsgd", "fedadam"): "meet at other hubs than the server .* go with AdaptiveServer, which the server alone does",
     ("aedfl", "feddf"): "meet at other hubs than the server .* go with Distilled, which the server alone does",
     ("hierfavg", "fedjs"): "meet at other hubs than the server .* go with a weighting by what is known of clients",

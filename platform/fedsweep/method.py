@@ -189,7 +189,7 @@ class FederatedMethod:
         parts = [f"the term {term.name}" for term in self.terms if term.needs_anchor]
         by_moves = self.moves_from is not None or self.weighting.needs_one_rate or self.weighting.needs_mean
         parts += [type(self.weighting).__name__] * by_moves
-        parts += [type(part).__name__ for part in self.refinements if part.needs_updates]
+        parts += [type(part).__name__ for part in self.refinements if part.needs_updates or part.needs_server]
         parts += [f"the codec {type(self.codec).__name__}"] * self.codec.encodes
         parts += [type(self.submodels).__name__] * self.submodels.has_own("after_aggregate")
         if parts:
