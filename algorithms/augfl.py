@@ -91,7 +91,7 @@ class MetaStep(LocalTerm):
 
     Source: Yue et al. (2025) and the authors' program. Reading: support and query are the two halves of the round's one
     batch; w_k is the client's share of all samples; one that is absent keeps its dual variable, and the mean is over
-    those who are there.
+    those who are there. Reading: the gradient of the inner step is that of a local step: ``clip_norm`` bounds it.
     """
 
     stateful: ClassVar[bool] = True

@@ -136,6 +136,10 @@ class MeanOfSentMasks(ServerUpdate):
 
     needs_updates: ClassVar[bool] = True
 
+    @property
+    def follows_mean(self) -> bool:
+        return False
+
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:

@@ -60,6 +60,10 @@ class AdaptiveServer(ServerUpdate):
     second_momentum: BelowOne = 0.99
     adaptivity: Positive = 1e-3
 
+    @property
+    def follows_mean(self) -> bool:
+        return False
+
     def init(self, context: ServerContext) -> State:
         """Return the first moment 0 and the second moment, adaptivity squared."""
         first = torch.zeros(context.layout.num_params, dtype=context.layout.dtype)

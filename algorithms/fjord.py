@@ -111,6 +111,10 @@ class OrderedDropout(SubModelPolicy):
     tiers: WidthTiers
     distillation: bool = False
 
+    @property
+    def draws_in_steps(self) -> bool:
+        return self.tiers.cuts
+
     def init(self, context: ServerContext) -> State:
         """Return the clients' widest widths.
 

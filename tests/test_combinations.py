@@ -28,8 +28,9 @@ PAIRS = [
     *((other, "fednova") for other in (*TERMS, *SERVERS)),
     *((other, "dynamicfl") for other in (*TERMS, *SERVERS, "scaffold", "feddyn", "fednova", *ON_SERVER)),
     *(("feddh", "fedad"), ("moon", "fjord")),  # what shipped tables and presets merge
-    *((cut, other) for cut in CUT for other in ("fedprox", "scaffold", "fedadam")),
-    *((cut, "feddh") for cut in CUT if cut != "heterofl"),  # whose clients count alike
+    *((cut, other) for cut in CUT for other in ("fedprox", "fedadam")),
+    *((cut, "scaffold") for cut in CUT if cut != "fjord"),
+    *((cut, "feddh") for cut in CUT if cut not in ("heterofl", "fjord")),  # HeteroFL's clients count alike
 ]
 # Every method that is named above, most of them once; the other pairs are exhaustive.
 SHOWN = {
@@ -37,8 +38,8 @@ SHOWN = {
     *(("fedgen", "fednova"), ("fedyogi", "fednova")),
     *((other, "dynamicfl") for other in ("fedmix", "fedadam", "feddyn", "fednova", *ON_SERVER)),
     *(("feddh", "fedad"), ("moon", "fjord")),
-    *zip(CUT, ("fedprox", "scaffold", "fedadam", "fedprox", "scaffold"), strict=True),
-    ("fjord", "feddh"),
+    *zip(CUT, ("fedprox", "scaffold", "fedadam", "fedprox", "fedadam"), strict=True),
+    ("afd", "feddh"),
 }
 
 
@@ -83,6 +84,11 @@ REFUSED = {
     ): "the term scaffold takes the move .* but the term local_only may have clients begin with",
     ("feddyn", "local_only"): "the term feddyn takes the move .* but the term local_only may have clients begin with",
     ("feddst", "scaffold"): "the term scaffold takes the move .* but the term feddst puts other values in place of",
+    ("fednova", "feddst"): "NormalizedMoves takes the move .* but the term feddst puts other values in place of what",
+    ("feddh", "feddst"): "its NonIIDDegree learns by how the mean of .* which MeanOfSentMasks moves otherwise",
+    ("feddh", "fedadam"): "its NonIIDDegree learns by how the mean of .* which AdaptiveServer moves otherwise",
+    ("feddh", "fjord"): "NonIIDDegree takes clients' moves for those of all their steps, but OrderedDropout draws in",
+    ("scaffold", "fjord"): "the term scaffold takes clients' moves for those of all their steps, but OrderedDropout",
     ("augfl", "feddst"): "the terms augfl and feddst both put other values in place of what a step led to",
     ("augfl", "feddyn"): "the term feddyn takes the move .* but the term augfl puts other values in place of what a",
     ("scaffold", "fednova"): r"both have their own weighting \(Uniform and NormalizedMoves\)",
@@ -122,6 +128,27 @@ def test_what_does_not_compose_is_refused_with_both_names_and_the_reason(pair: t
         with pytest.raises(ConfigError, match=REFUSED[pair] if names == pair else None) as refused:
             build_method({"merge": [{"name": name} for name in names]})
         assert all(name in str(refused.value) for name in names)
+
+
+def test_moves_are_read_only_where_nothing_but_steps_makes_them() -> None:
+    """Clients of FedAS begin elsewhere, wherever its head is; AugFL's step is none, so it has no scale."""
+    aligned = {"name": "fedas", "weights": "samples"}
+    for reader in ("fednova", "feddh"):
+        with pytest.raises(
+            ConfigError, match=r"takes the move from the model .* the term fedas may have clients begin"
+        ):
+            build_method({"merge": [aligned, {"name": reader}]})
+    build_method({"merge": [aligned, {"name": "feddh", "learning_rate_v": 0.0, "learning_rate_b": 0.0}]})
+    with pytest.raises(ConfigError, match=r"augfl puts other values in place .* AdaptiveDropout has steps of another"):
+        build_method({"merge": [{"name": "augfl"}, {"name": "fedad", "multiplier": "incoming"}]})
+    build_method({"merge": [{"name": "augfl"}, {"name": "fedad", "multiplier": "activation"}]})
+    build_method({"merge": [{"name": "fednova"}, {"name": "fjord"}]})
+
+
+def test_degrees_are_learned_where_the_servers_model_moves_as_much_as_the_mean() -> None:
+    build_method({"merge": [{"name": "feddh"}, {"name": "fedavgm"}]})
+    with pytest.raises(ConfigError, match=r"learns by how the mean .* moves the server's, which ServerMomentum moves"):
+        build_method({"merge": [{"name": "feddh"}, {"name": "fedavgm", "server_learning_rate": 3.0}]})
 
 
 @pytest.mark.parametrize("asking", [{"name": "feddh", "estimate": "gradients"}, {"name": "fedbe", "samples": 0}])

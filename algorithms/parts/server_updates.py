@@ -55,6 +55,10 @@ class ServerMomentum(ServerUpdate):
     momentum: BelowOne
     server_learning_rate: Positive = 1.0
 
+    @property
+    def follows_mean(self) -> bool:
+        return self.server_learning_rate == 1
+
     def init(self, context: ServerContext) -> State:
         """Return the velocity 0; only parameters have one."""
         return {"velocity": torch.zeros(context.layout.num_params, dtype=context.layout.dtype)}

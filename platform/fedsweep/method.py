@@ -93,14 +93,7 @@ class FederatedMethod:
                 f"method {self.name}: the terms {setting[0]} and {setting[1]} both put other values in place of what a"
                 " step led to, so that it would matter which comes first; leave one of them out"
             )
-        reading = [term.name for term in self.terms if term.needs_effective_steps or term.adds_up]
-        parts = [f"{t.name} may have clients begin with others (prepare)" for t in self.terms if t.has_own("prepare")]
-        parts += [f"{t.name} puts other values in place of what a step led to" for t in self.terms if t.sets_params]
-        if reading and parts:
-            raise ConfigError(
-                f"method {self.name}: the term {reading[0]} takes the move from the model that was received for that of"
-                f" its steps, but the term {parts[0]}; leave one of them out"
-            )
+        self._check_moves()
         if not self.pacing.carries_work():
             return
         begins = {term.name for term in self.terms if term.needs_exact_moves} | adding
@@ -113,6 +106,33 @@ class FederatedMethod:
                 f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
                 f" with {parts[0]} anew in each round; leave one of them out, or choose a pacing that ends all work"
                 " with its round"
+            )
+
+    def _check_moves(self) -> None:
+        """Refuse what reads off moves what steps did, where moves are made of something else, too."""
+        read = [f"the term {term.name}" for term in self.terms if term.needs_effective_steps]
+        # A weighting that needs the number of steps alone compares moves, however many of the steps trained a value.
+        read += [type(self.weighting).__name__] * (self.needs_one_rate and not self.needs_effective_steps)
+        if read and self.submodels.draws_in_steps:
+            raise ConfigError(
+                f"method {self.name}: {read[0]} takes clients' moves for those of all their steps, but"
+                f" {type(self.submodels).__name__} draws in each step what it trains; leave one of them out"
+            )
+        reading = [f"the term {t.name}" for t in self.terms if t.needs_effective_steps or t.adds_up]
+        reading += [type(self.weighting).__name__] * self.weighting.needs_one_rate
+        setting = [term.name for term in self.terms if term.sets_params]
+        parts = [f"{t.name} may have clients begin with others (prepare)" for t in self.terms if t.has_own("prepare")]
+        parts += [f"{name} puts other values in place of what a step led to" for name in setting]
+        if reading and parts:
+            raise ConfigError(
+                f"method {self.name}: {reading[0]} takes the move from the model that was received for that of its"
+                f" steps, but the term {parts[0]}; leave one of them out"
+            )
+        if setting and self.submodels.scales_steps:
+            raise ConfigError(
+                f"method {self.name}: the term {setting[0]} puts other values in place of what a step led to, but"
+                f" {type(self.submodels).__name__} has steps of another scale; leave one of them out, or set"
+                " method.multiplier=activation"
             )
 
     def _check_submodels(self) -> None:
@@ -142,6 +162,11 @@ class FederatedMethod:
             raise ConfigError(
                 f"method {self.name}: its {type(self.weighting).__name__} learns from the mean of the models, but its"
                 f" {type(self.server_update).__name__} makes something else of them; leave one of them out"
+            )
+        if self.weighting.needs_mean and not self.server_update.follows_mean:
+            raise ConfigError(
+                f"method {self.name}: its {type(self.weighting).__name__} learns by how the mean of the models moves"
+                f" the server's, which {type(self.server_update).__name__} moves otherwise; leave one of them out"
             )
         if self.aggregation.plain_mean:
             return

@@ -123,6 +123,8 @@ class SubModel(ABC):
     def unscaled(self, move: Tensor, full: FlatLayout) -> Tensor:
         """Return a move [V of the part] as the gradients alone would have made it, without :meth:`step_scale`.
 
+        Weight decay, which has no scale, is taken for a part of the gradient.
+
         Args:
             move: Made by steps of SGD.
             full: The full model's layout.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fednova import NormalizedMoves, fednova, normalised
 from fedsweep.algorithms.fedopt import fedadam, fedavgm
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.fedstg import fedstg
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.aggregation import by_samples
@@ -28,6 +30,7 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.testing import local_engine, play_round, tiny_experiment
+from fedsweep.world.stragglers import Deadline, PartialWork
 
 Golden = Callable[..., list[RunState]]
 UNEQUAL = (4, 8, 12, 24, 28, 20)
@@ -87,6 +90,19 @@ def test_momentum_that_outlives_a_round_takes_equal_steps(keep: Literal["persist
         same = {"sizes": UNEQUAL, "optimizer": optimizer, **options}
         check_experiment(tiny_experiment(fednova(), **same))  # type: ignore[arg-type]
         assert torch.equal(vector(fednova(), **same), vector(fedavg(), **same))
+
+
+def test_steps_that_end_early_or_go_on_over_rounds_are_not_equal() -> None:
+    options: dict[str, Any] = {"local_steps": 6, "optimizer": OptimizerSettings(momentum=0.9, keep="persist")}
+    made = tiny_experiment(fednova(), **options)
+    check_experiment(replace(made, world=replace(made.world, stragglers=Deadline(deadline_s=1.0))))
+    match = "NormalizedMoves divides moves by steps whose momentum begins at zero"
+    with pytest.raises(ConfigError, match=match):
+        check_experiment(replace(made, world=replace(made.world, stragglers=PartialWork(deadline_s=1.0))))
+    for unaggregated in ("continue", "discard"):
+        held = merge(fednova(), fedstg(weights="size", unaggregated=unaggregated, decide_on="test"))
+        with pytest.raises(ConfigError, match=match) if unaggregated == "continue" else nullcontext():
+            check_experiment(tiny_experiment(held, **options))
 
 
 def test_unequal_steps_are_not_fedavg() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.aggregation import BySamples, Uniform
+from fedsweep.components.compression.sparsifiers import TopK
 from fedsweep.config.load import load_config
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -67,6 +69,14 @@ def test_moves_of_work_at_several_rates_are_not_divided_by_one(method: Federated
             continue
         with pytest.raises(ConfigError, match=f"{method.name} divides .* training.schedule changes the rate between"):
             check_experiment(changing)
+
+
+def test_what_is_thrown_away_does_not_come_back_with_the_next_message() -> None:
+    coded = {name: TopK(share=0.1, error_feedback=name == "owed") for name in ("owed", "lost")}
+    for name, codec in coded.items():
+        made = experiment(dataclasses.replace(fedstg(unaggregated="discard", **CALM), codec=codec))
+        with pytest.raises(ConfigError, match="throws away would come back") if name == "owed" else nullcontext():
+            check_experiment(made)
 
 
 def drifting(rounds: int = 10) -> dict[str, Any]:

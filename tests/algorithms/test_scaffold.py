@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddyn import feddyn
 from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fedopt import fedadam
 from fedsweep.algorithms.fedstg import fedstg
@@ -22,6 +23,7 @@ from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.aggregation import Uniform
 from fedsweep.components.codec import Codec
+from fedsweep.components.compression.sparsifiers import TopK
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
@@ -230,6 +232,8 @@ def test_moves_are_divided_by_steps_whose_momentum_begins_with_the_round() -> No
 class Plain(Codec):
     """Sends the move whole, as a codec that may change it."""
 
+    error_feedback: bool = True  # type: ignore[assignment]
+
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         return {"move": move}
 
@@ -242,3 +246,11 @@ def test_nothing_is_rebuilt_from_moves_that_went_through_a_codec() -> None:
     with pytest.raises(ConfigError, match=match):
         check_experiment(tiny_experiment(replace(scaffold(rebuild=True), codec=Plain())))
     check_experiment(tiny_experiment(replace(scaffold(), codec=Plain())))
+
+
+@pytest.mark.parametrize("method", [scaffold(), feddyn()], ids=lambda m: m.name)
+def test_what_the_server_adds_up_comes_in_the_end(method: FederatedMethod) -> None:
+    """Of what a codec leaves out for good the server's sum would know nothing, and go another way than the clients'."""
+    with pytest.raises(ConfigError, match=r"adds up what the term .* the codec TopK leaves out of them never comes"):
+        check_experiment(tiny_experiment(replace(method, codec=TopK(share=0.1))))
+    check_experiment(tiny_experiment(replace(method, codec=TopK(share=0.1, error_feedback=True))))

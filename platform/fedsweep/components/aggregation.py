@@ -155,6 +155,11 @@ class ServerUpdate(ServerComponent):
     combines: ClassVar[bool] = True
 
     @property
+    def follows_mean(self) -> bool:
+        """Tell whether the next model moves by as much as what is combined, of the parts that clients were given."""
+        return True
+
+    @property
     def has_several(self) -> bool:
         """Tell whether clients start from other models, too: then no move counts from the one that the server has."""
         return False

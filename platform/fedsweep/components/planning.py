@@ -70,6 +70,11 @@ class SubModelPolicy(ServerComponent):
         """Tell whether parts may have a :meth:`~fedsweep.submodel.SubModel.step_scale`."""
         return False
 
+    @property
+    def draws_in_steps(self) -> bool:
+        """Tell whether parts may have :attr:`~fedsweep.submodel.SubModel.step_parts`."""
+        return False
+
     @abstractmethod
     @returns(pair("sub-models by client, state", named(SubModel)))
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:

@@ -14,7 +14,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.experiment.schedules import MOST_RATES
 from fedsweep.models.network import Network
 from fedsweep.models.slicing import build_submodel_module
-from fedsweep.world.stragglers import StragglerPolicy
+from fedsweep.world.stragglers import PartialWork, StragglerPolicy
 
 
 def check_world(experiment: Experiment) -> None:
@@ -63,6 +63,7 @@ def check_world(experiment: Experiment) -> None:
             " training.optimizer to {name: sgd, lr: 0.05}, say, or method.multiplier=activation"
         )
     _check_exactness(experiment)
+    _check_sums(experiment)
     _check_codecs(experiment)
 
 
@@ -136,6 +137,23 @@ def _check_exactness(experiment: Experiment) -> None:
         )
 
 
+def _check_sums(experiment: Experiment) -> None:
+    """Refuse codecs that leave something out for good where all is counted on, or for later what is thrown away."""
+    method, codec = experiment.method, experiment.up_codec
+    adding = [term.name for term in method.terms if term.adds_up]
+    # The server would add up other moves than the clients do, and their sums drift apart from round to round.
+    if adding and codec.encodes and not codec.error_feedback:
+        raise ConfigError(
+            f"method {method.name}: the server adds up what the term {adding[0]} notes of clients' moves, and what the"
+            f" codec {type(codec).__name__} leaves out of them never comes; choose one with error_feedback: true"
+        )
+    if method.pacing.discards_work() and codec.error_feedback:
+        raise ConfigError(
+            f"method {method.name}: what its server throws away would come back with the next message by the codec's"
+            " error feedback; set error_feedback: false in communication.up, or leave the codec out"
+        )
+
+
 def _rate_changes(experiment: Experiment) -> bool:
     training = experiment.training
     return len({training.schedule(round) for round in range(1, min(training.rounds, MOST_RATES) + 1)}) > 1
@@ -144,7 +162,11 @@ def _rate_changes(experiment: Experiment) -> bool:
 def _all_take_as_many(experiment: Experiment) -> bool:
     """Return whether all clients take the same number of steps from one model to the next, by the configuration."""
     training, method = experiment.training, experiment.method
-    if method.pacing.syncs_inside:
+    if (
+        method.pacing.syncs_inside
+        or method.pacing.carries_work()
+        or isinstance(experiment.world.stragglers, PartialWork)
+    ):
         return False
     if method.settings.local_steps is not None or training.local_steps is not None:
         return method.settings.local_steps is not None or isinstance(training.local_steps, int)
