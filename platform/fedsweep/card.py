@@ -88,7 +88,8 @@ class Card:
         title: The paper's name for the method, in tables and pictures.
         source: Authors, venue and year, in short; the module's docstring has all of it.
         merges: The methods that it is the merge of, if it is one.
-        needs: Those of :data:`NEEDS` at the default parameters; a world without is refused before the run.
+        needs: Those of :data:`NEEDS` at the default parameters. A world without classes is refused for it; all else its
+            components refuse by themselves, before the run.
         up: Values that a client sends.
         down: Values that it gets.
         setup_up: Values that each client sends once, before round 1.

@@ -64,7 +64,10 @@ class Measure(Section):
             return section
         name = section["name"]
         digits = {"digits": 1} if section.get("percent") is True else {}
-        return {**digits, **section, "label": section.get("label") or name, "of": section.get("of") or name}
+        columns = {"of": section.get("of") or name, "share_of": section.get("share_of", "")}
+        # Sweeps and logs call a component's figure so; the column has its name alone.
+        columns = {k: v.removeprefix("extra/") if isinstance(v, str) else v for k, v in columns.items()}
+        return {**digits, **section, "label": section.get("label") or name, **columns}
 
 
 class Row(Section):
