@@ -112,14 +112,15 @@ class FederatedMethod:
         """Refuse what reads off moves what steps did, where moves are made of something else, too."""
         read = [f"the term {term.name}" for term in self.terms if term.needs_effective_steps]
         # A weighting that needs the number of steps alone compares moves, however many of the steps trained a value.
-        read += [type(self.weighting).__name__] * (self.needs_one_rate and not self.needs_effective_steps)
+        weighting = self.weighting
+        read += [type(weighting).__name__] * (weighting.needs_one_rate and not weighting.needs_effective_steps)
         if read and self.submodels.draws_in_steps:
             raise ConfigError(
                 f"method {self.name}: {read[0]} takes clients' moves for those of all their steps, but"
                 f" {type(self.submodels).__name__} draws in each step what it trains; leave one of them out"
             )
         reading = [f"the term {t.name}" for t in self.terms if t.needs_effective_steps or t.adds_up]
-        reading += [type(self.weighting).__name__] * self.weighting.needs_one_rate
+        reading += [type(weighting).__name__] * weighting.needs_one_rate
         setting = [term.name for term in self.terms if term.sets_params]
         parts = [f"{t.name} may have clients begin with others (prepare)" for t in self.terms if t.has_own("prepare")]
         parts += [f"{name} puts other values in place of what a step led to" for name in setting]
