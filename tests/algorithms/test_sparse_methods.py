@@ -179,7 +179,7 @@ def test_a_resumed_run_is_the_unbroken_one(name: str, tmp_path: Path) -> None:
         pytest.param(name, other, marks=pytest.mark.exhaustive if "client" in name and other.name != "feddh" else ())
         for name in SPARSE  # a first stage on a client comes before the rounds
         for other in (fedprox(mu=0.1), scaffold(), feddh(), moon())
-        if (name, other.name) != ("feddst", "scaffold")  # a weight that is dropped has made no step
+        if name != "feddst" or other.name not in ("scaffold", "feddh")  # a weight that is dropped has made no step
     ],
 )
 def test_it_merges_with_what_touches_other_seams(name: str, other: FederatedMethod) -> None:
