@@ -49,10 +49,12 @@ class Contrastive(LocalTerm):
 
     Source: Li et al. (2021), Eq. 3 and the authors' program. Reading: z is what the model's head reads; in the paper
     that is a projection of two layers, which networks have with the option ``projection``. Reading: the other two
-    models are in evaluation mode, with the batch norm's statistics that they were sent or kept with.
+    models are in evaluation mode, with the batch norm's statistics that they were sent or kept with. Reading: where its
+    sub-model holds what none of its earlier ones did, z_p's params are the received ones.
     """
 
     stateful: ClassVar[bool] = True
+    keeps_models: ClassVar[bool] = True
     strength: NotNegative = 5.0
     temperature: Positive = 0.5
     name: str = "moon"

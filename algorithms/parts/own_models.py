@@ -37,9 +37,13 @@ def own_values(memory: Mapping[str, object]) -> ParamTree | None:
 
 
 class KeepsModel(LocalTerm):
-    """Remembers the model that the client ends a job with, float buffers too, and starts the next one from it."""
+    """Remembers the model that the client ends a job with, float buffers too, and starts the next one from it.
+
+    Reading: where its sub-model holds what none of its earlier ones did, it starts from what it received.
+    """
 
     stateful: ClassVar[bool] = True
+    keeps_models: ClassVar[bool] = True
 
     def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
         # A copy: what a step notes there stays out of what was handed in.

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import net, part_of, resumed
 
 from fedsweep.algorithms.fedas import AlignedBody, FisherTrace, fedas
 from fedsweep.components import LocalClient
 from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.functional import features_with, head_names
 from fedsweep.streams import Stream
-from fedsweep.testing import build_model, local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.submodel import FULL_MODEL
+from fedsweep.testing import GivenParts, build_model, local_engine, play_round, run_rounds, tiny_experiment
 
 torch.set_num_threads(1)
 
@@ -51,6 +56,24 @@ def test_without_alignment_by_samples_it_is_fedper() -> None:
         kept = after.memories[client]["terms"]["fedas"]["values"]
         for name in before:
             assert torch.equal(kept[name], before[name] if name in heads else engine.layout.views(first.vector)[name])
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["unbroken", "resumed"])
+def test_of_its_head_a_client_goes_on_with_the_received_part_where_it_never_held_one(
+    goes_on: bool, tmp_path: Path
+) -> None:
+    """Half the units in round 1, all in round 2 at a rate of 0: the server's head stays, the others' columns too."""
+    half = part_of({group.name: range(4) for group in net().unit_groups()})
+    parts = FederatedMethod(name="parts", source="", submodels=GivenParts(rounds=((half,), (FULL_MODEL,))))
+    options: dict[str, Any] = {"build": net, "num_clients": 2, "cohort_size": 2, "rounds": 2, "double": True}
+    made = tiny_experiment(merge(PER(head="averaged"), parts), **options)
+    made = replace(made, training=replace(made.training, schedule=lambda number: 0.1 if number == 1 else 0.0))
+    engine = local_engine(made)
+    first = run_rounds(engine, rounds=1)
+    second = resumed(made, tmp_path, rounds=1) if goes_on else run_rounds(engine, first)
+    before, after = (made.layout.views(state.vector)["classifier.weight"] for state in (first, second))
+    assert torch.equal(before[:, 4:], made.layout.views(made.initial_vector)["classifier.weight"][:, 4:])
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-15)
 
 
 def view(inputs: torch.Tensor, targets: torch.Tensor) -> LocalClient:

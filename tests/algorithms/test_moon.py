@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
-from tiny import net, run_net, tiny_step
+from tiny import net, part_of, run_net, tiny_step
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -17,11 +18,13 @@ from fedsweep.components.local import LocalStep, LocalWork
 from fedsweep.engine.forecast import forecast, notes_after
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.method import merge
+from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.network import ModelShape
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.user_network import adopt
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.submodel import FULL_MODEL
+from fedsweep.testing import GivenParts, local_engine, run_rounds, tiny_experiment, with_parts
+from fedsweep.trees import ParamTree
 
 
 class Turned(nn.Module):
@@ -120,6 +123,43 @@ def test_a_strong_contrast_keeps_features_near_the_received_models() -> None:
 def test_it_goes_with_other_terms_and_with_sub_models() -> None:
     method = merge(moon(), fedprox(mu=0.1), fedad(base_rate=0.4, refresh=(1,)))
     assert bool(torch.isfinite(run_net(method, rounds=5, cohort_size=6).vector).all())
+
+
+class Noting(Contrastive):
+    """Notes both models that a round's first step is contrasted with."""
+
+    seen: ClassVar[list[tuple[ParamTree, ParamTree]]] = []
+
+    def loss(self, step: LocalStep) -> Tensor | None:
+        if "previous" in step.memory and not step.position:
+            previous = cast(ParamTree, step.memory["previous"])
+            self.seen.append(({n: v.clone() for n, v in step.anchor.items()}, previous))
+        return super().loss(step)
+
+
+def test_of_its_last_model_what_a_client_never_held_is_what_it_received() -> None:
+    """Units 0-3 in round 1, all eight in round 2: the others are the received ones in both models."""
+    Noting.seen = []
+    half = part_of({group.name: range(4) for group in net().unit_groups()})
+    parts = FederatedMethod(name="parts", source="", submodels=GivenParts(rounds=((half,), (FULL_MODEL,))))
+    method = merge(replace(moon(), terms=(Noting(),)), parts)
+    state = run_net(method, num_clients=1, cohort_size=1, sizes=(8,), rounds=2)
+    ((received, last),) = Noting.seen
+    assert torch.equal(last["fc1.weight"][4:], received["fc1.weight"][4:])
+    assert torch.equal(last["classifier.weight"][:, 4:], received["classifier.weight"][:, 4:])
+    own = state.memories[0]["terms"]["moon"]["previous"]
+    assert bool(last["fc1.weight"].any()) and all(bool(torch.isfinite(value).all()) for value in own.values())
+
+
+def test_a_part_that_stays_the_same_is_all_that_a_client_remembers() -> None:
+    """Nothing is received for it later: what it starts from is what it ended with, bit for bit."""
+    Noting.seen = []
+    half = part_of({group.name: range(4) for group in net().unit_groups()})
+    method = merge(replace(moon(), terms=(Noting(),)), with_parts(half))
+    options: dict[str, Any] = {"num_clients": 1, "cohort_size": 1, "sizes": (8,)}
+    ended = run_net(method, rounds=1, **options).memories[0]["terms"]["moon"]["previous"]
+    run_net(method, rounds=2, **options)
+    assert torch.equal(Noting.seen[-1][1]["fc1.weight"], ended["fc1.weight"][:4])
 
 
 def test_networks_that_can_not_be_contrasted_are_refused_before_anything_starts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +11,7 @@ import torch
 from tiny import net
 from torch import Tensor, nn
 
-from fedsweep.client.memories import cut_memory, grown_memory
+from fedsweep.client.memories import cut_memory, filled_memory, grown_memory
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import SubModelPolicy
 from fedsweep.method import FederatedMethod
@@ -53,6 +54,17 @@ def test_what_the_part_does_not_hold_stays_as_it_was_or_zero() -> None:
     assert bool((grown["fc1.weight"][:4] == 5).all()) and bool((grown["fc1.weight"][4:] == 7).all())
     first = grown_memory(cut, None, submodel=half, full=LAYOUT)["control"]
     assert bool((first["fc1.weight"][:4] == 5).all()) and not first["fc1.weight"][4:].any()
+
+
+def test_of_a_model_what_was_never_held_is_what_was_received() -> None:
+    """Units 0-3 held 5 first, then units 2-5 hold 6; the whole model that is received has 9 everywhere."""
+    memory: dict[str, object] = {}
+    for units, value in (((0, 1, 2, 3), 5.0), ((2, 3, 4, 5), 6.0)):
+        now = cut_memory({"own": tree(value)}, part(*units), LAYOUT)
+        memory = grown_memory(now, memory, submodel=part(*units), full=LAYOUT, never_held=math.nan)
+    filled, looked_at = (filled_memory(memory, values, LAYOUT)["own"]["fc1.bias"] for values in (tree(9.0), {}))
+    assert filled.tolist() == [5, 5, 6, 6, 6, 6, 9, 9]
+    assert looked_at.tolist() == [5, 5, 6, 6, 6, 6, 0, 0]
 
 
 def test_full_models_keep_their_memory_itself() -> None:

@@ -1,7 +1,8 @@
 """Terms' memories and sub-models: what a client remembers is kept in the full model's size.
 
 A term that stores trees of parameters sees them in the size of the client's present sub-model. Between participations
-they lie in full size, since the next sub-model may hold other coordinates.
+they lie in full size, since the next sub-model may hold other coordinates. There NaN is what a client never held of a
+model that it keeps, and 0 what it never held of a sum.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def cut_memory(memory: Any, submodel: SubModel, full: FlatLayout) -> Any:
     return _mapped(memory, None, full, lambda tree, _: _like(tree, part, submodel.extract(_flat(tree, full), full)))
 
 
-def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayout) -> Any:
-    """Undo :func:`cut_memory`; values outside the part are as they were ``before``, in full size, or zero."""
+def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayout, never_held: float = 0.0) -> Any:
+    """Undo :func:`cut_memory`; values outside the part are as they were ``before``, in full size, or ``never_held``."""
     if submodel == FULL_MODEL:
         return memory
     part = submodel.layout(full)
@@ -42,10 +43,23 @@ def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayo
         if covered.cover is None:
             return _like(tree, full, covered.vector)
         # At this place there may have been nothing, or something else, before.
-        previous = _flat(old, full) if _is_param_tree(old, full) else torch.zeros(full.num_values)
+        has_old = _is_param_tree(old, full)
+        previous = _flat(old, full) if has_old else torch.full((full.num_values,), never_held)
         return _like(tree, full, torch.where(covered.cover, covered.vector, previous.to(covered.vector)))
 
     return _mapped(memory, before, full, grow)
+
+
+def filled_memory(memory: Any, values: ParamTree, full: FlatLayout) -> Any:
+    """Return a memory whose values that the client never held, NaN, are these; zero where there are none."""
+
+    def fill(tree: ParamTree, _: Any) -> ParamTree:
+        return {
+            name: torch.where(own.isnan(), values[name].to(own) if values else own.new_zeros(()), own)
+            for name, own in tree.items()
+        }
+
+    return _mapped(memory, None, full, fill)
 
 
 def _mapped(memory: Any, other: Any, full: FlatLayout, change: Callable[[ParamTree, Any], ParamTree]) -> Any:

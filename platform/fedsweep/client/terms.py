@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from torch import Tensor
 
-from fedsweep.client.memories import cut_memory, grown_memory
+from fedsweep.client.memories import cut_memory, filled_memory, grown_memory
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import LocalClient
 from fedsweep.errors import InvariantError
@@ -47,7 +48,8 @@ class ClientTerm:
     def prepare(self, params: ParamTree, values: ParamTree, anchor: ParamTree, look: Look) -> ParamTree | None:
         """Begin a job; returns what replaces starting params, or float buffers among all ``values``."""
         view = functools.partial(look, f"prepare {self.name}")
-        memory, replacing = self.remembered(), None
+        # Where nobody looks at an anchor there is none: then it is what the terms before this one left of it.
+        memory, replacing = self.remembered(anchor or values), None
         if memory is None:
             memory = self._asked("init", view, params) if "init" in self._has else {}
         if "prepare" in self._has:
@@ -99,17 +101,27 @@ class ClientTerm:
         self.memory, payload, *replacing = self._asked("finish", view, memory, work, like=work.values)
         return payload, replacing[0] if replacing else None
 
-    def remembered(self) -> Memory | None:
-        """Give the client's memory in its present sub-model's size; None: there is none."""
+    def remembered(self, received: ParamTree | None = None) -> Memory | None:
+        """Give the client's memory in its present sub-model's size; None: there is none.
+
+        Args:
+            received: The values that stand for what the client never held of models; None: zeros, so that who looks at
+                the client's own narrow model sees no more than that.
+        """
         if self.memory is not None or self._stored is None:
             return self.memory
         memory: Memory = cut_memory(self._stored, self._facts.submodel, self._full)
-        return memory
+        return filled_memory(memory, received or {}, self._full) if self._term.keeps_models else memory
 
     def kept(self) -> Memory:
         """Give the memory to be kept, in the full model's size."""
-        submodel, full = self._facts.submodel, self._full
-        memory: Memory = grown_memory(self._present, self._stored, submodel=submodel, full=full)
+        memory: Memory = grown_memory(
+            self._present,
+            self._stored,
+            submodel=self._facts.submodel,
+            full=self._full,
+            never_held=math.nan if self._term.keeps_models else 0.0,
+        )
         return memory
 
     @property

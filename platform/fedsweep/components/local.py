@@ -73,11 +73,8 @@ NOBODY = ClientFacts()
 
 
 def eval_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a client's module in evaluation mode, to be asked under any values.
-
-    The client's own module can't be asked: in training mode a forward pass would move its batch norms' statistics and
-    draw its dropout.
-    """
+    """Return a copy of a client's module in evaluation mode, to be asked under any values."""
+    # Not the client's own: in training mode a forward pass would move its batch norms' statistics and draw its dropout.
     return copied(model).eval()
 
 
@@ -287,6 +284,8 @@ class LocalTerm(Checked, ABC):
         sends: ``finish`` returns a payload; then every sync point goes through the server.
         needs_anchor: ``step.anchor`` is read.
         stateful: ``init`` returns something; the memory is kept between the client's participations.
+        keeps_models: Trees of params in the memory are models: what of them the client's sub-models never held, a job
+            finds as it was received; otherwise as 0.
         needs_share: The client's share of the samples is read.
         needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number, and no
             other term's ``prepare`` have the client begin elsewhere than with what it received.
@@ -298,14 +297,14 @@ class LocalTerm(Checked, ABC):
             been zero all along do not count. One term of a method at most.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
-    take further arguments: ``client: ClientFacts = NOBODY``, what the client knows of itself, and
-    ``local: LocalClient | None = None``, its data, its module in evaluation mode and random numbers, for work outside
-    the steps.
+    take further arguments: ``client: ClientFacts = NOBODY``, what the client knows of itself, and for work outside the
+    steps ``local: LocalClient | None = None``, its data, its module in evaluation mode and random numbers.
     """
 
     sends: ClassVar[bool] = False
     needs_anchor: ClassVar[bool] = True
     stateful: ClassVar[bool] = False
+    keeps_models: ClassVar[bool] = False
     needs_share: ClassVar[bool] = False
     needs_effective_steps: ClassVar[bool] = False
     in_lanes: ClassVar[bool] = True
