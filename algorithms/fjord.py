@@ -178,7 +178,9 @@ class SelfDistillation(Objective):
 
     The teacher, the widest width, learns from the labels alone.
 
-    Source: Horvath et al. (2021), section 3.3, with weight and temperature 1, which did best there.
+    Source: Horvath et al. (2021), section 3.3, with weight and temperature 1, which did best there. Reading: what other
+    methods' terms add to the gradient acts on the widest width, which every step trains; what they add to the loss is
+    the drawn width's.
     """
 
     def loss(self, step: LocalStep) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedsweep.algorithms.fjord import NestedWidths, SelfDistillation, fjord, par
 from fedsweep.algorithms.moon import moon
 from fedsweep.algorithms.parts.widths import ordered_part
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.local import LocalSolver, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.engine.engine import Engine
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
@@ -92,11 +93,14 @@ def test_steps_at_one_narrow_width_are_those_of_the_narrow_model_and_nothing_els
     assert not torch.equal(found.vector[params][inner[params]], start.vector[params][inner[params]])
 
 
-def reference(engine: Engine, widths: tuple[float, ...], *, distil: bool = False) -> Mapping[str, Tensor]:
-    """Client 0's round by hand: SGD with momentum and weight decay where a step's slice lies, nothing elsewhere."""
+def reference(
+    engine: Engine, widths: tuple[float, ...], *, distil: bool = False, mu: float = 0.0
+) -> Mapping[str, Tensor]:
+    """Client 0's round by hand: SGD with momentum, decay and a pull where a step's slice lies, nothing elsewhere."""
     model, world = engine.experiment.build_model(), engine.experiment.world
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
     momenta = {name: torch.zeros_like(value) for name, value in values.items()}
+    start = {name: value.clone() for name, value in values.items()}
     client = engine.planner.plan(engine.start()).context.cohort[0]
     indices = world.indices[client]
     orders = stream(0, "batches", 1, client).numpy()
@@ -126,7 +130,8 @@ def reference(engine: Engine, widths: tuple[float, ...], *, distil: bool = False
         for name, block in blocks(trained).items():
             grad = leaves[name].grad
             assert grad is not None
-            momenta[name][block] = 0.9 * momenta[name][block] + grad[block] + 0.1 * values[name][block]
+            pulled = grad[block] + mu * (values[name][block] - start[name][block])
+            momenta[name][block] = 0.9 * momenta[name][block] + pulled + 0.1 * values[name][block]
             values[name][block] -= 0.1 * momenta[name][block]
     return values
 
@@ -142,19 +147,21 @@ def blocks(units: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("mu", [0.0, 2.0], ids=["free", "pulled"])
 @pytest.mark.parametrize("distil", [False, True], ids=["plain", "distilled"])
-def test_widths_that_change_from_step_to_step_by_hand(distil: bool) -> None:
-    """Momentum of what a step does not hold waits; a distilled step trains the widest width as well."""
+def test_widths_that_change_from_step_to_step_by_hand(distil: bool, mu: float) -> None:
+    """Momentum of what a step does not hold waits; a distilled step trains the widest width as well, pull and all."""
     part = nested((0, 1, 1, 0, 1, 0))
     method = FederatedMethod(
         name="x",
         source="",
         submodels=with_parts(part).submodels,
+        terms=fedprox(mu=mu).terms,
         **({"objective": SelfDistillation()} if distil else {}),  # type: ignore[arg-type]
     )
     engine = engine_of(method, optimizer=OptimizerSettings(momentum=0.9, weight_decay=0.1), double=True)
     found = play_round(engine).updates[0].params
-    expected = reference(engine, (1.0, 0.5, 0.5, 1.0, 0.5, 1.0), distil=distil)
+    expected = reference(engine, (1.0, 0.5, 0.5, 1.0, 0.5, 1.0), distil=distil, mu=mu)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
 
@@ -193,6 +200,35 @@ def test_terms_see_the_steps_part_in_the_loss_and_the_clients_after_it() -> None
     play_round(engine_of(method, cohort_size=1))
     narrow, whole = ((4, 4),) * 3, ((8, 8),) * 3
     assert Seen.shapes == [narrow, whole, whole, whole] * 3
+
+
+class SeenTwice(Seen):
+    """Notes them where it adds a gradient, too."""
+
+    def gradient(self, step: LocalStep) -> ParamTree | None:
+        self.note(step)
+        assert dict(step.model.named_parameters())["fc2.weight"].shape == step.params["fc2.weight"].shape
+        return None
+
+
+class Twice(LocalSolver):
+    """Takes the gradient twice, and the step once."""
+
+    def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
+        evaluate()
+        loss = evaluate()
+        optimizer.step()
+        return loss
+
+
+@pytest.mark.parametrize("distil", [False, True], ids=["plain", "distilled"])
+def test_terms_add_to_the_gradient_of_all_that_a_step_trains(distil: bool) -> None:
+    """A step at the half width: the loss is the part's each time that a solver asks, the distilled step the whole's."""
+    Seen.shapes = []
+    method = replace(with_parts(nested((1,) * STEPS)), terms=(SeenTwice(),), solver=Twice())
+    play_round(engine_of(replace(method, objective=SelfDistillation()) if distil else method, cohort_size=1))
+    narrow, whole = ((4, 4),) * 3, ((8, 8),) * 3
+    assert Seen.shapes == [*(narrow, whole if distil else narrow) * 2, whole] * STEPS
 
 
 def test_a_pull_towards_the_anchor_acts_on_the_steps_part() -> None:

@@ -29,15 +29,17 @@ class PartSteps(Steps):
         self._parts: dict[str, StepPart] = {}
         self._is_bare = False  # a part's gradient is first put in its place in the client's
 
-    def _shown(self, position: int, inputs: Tensor, targets: Tensor) -> LocalStep:
-        step = super()._shown(position, inputs, targets)
-        part = self._part_of(position)
-        if part is not None:
-            step.whole, step.model = step.model, part.module()
-            step.params, step._eval_copy, step._cut = part.params, part.slot.eval_copy, part.memory
-            step.anchor = step.anchor if self._model.anchor is None else part.tree(self._model.anchor)
-            step.broadcast = part.broadcast(step.broadcast)
-        return step
+    def _show_part(self, step: LocalStep, part: StepPart) -> None:
+        """Have objective and terms see the part that the step trains."""
+        step.whole, step.model = self._model.slot.module, part.module()
+        step.params, step._eval_copy, step._cut = part.params, part.slot.eval_copy, part.memory
+        step.anchor = self._model.anchor_tree if self._model.anchor is None else part.tree(self._model.anchor)
+        step.broadcast = part.broadcast(self.broadcast)
+
+    def _show_all(self, step: LocalStep) -> None:
+        """Have terms see all that the client has."""
+        step.model, step.params, step.anchor = self._model.slot.module, self._model.params, self._model.anchor_tree
+        step.broadcast, step._eval_copy, step._cut = self.broadcast, self._model.slot.eval_copy, None
 
     def _part_of(self, position: int) -> StepPart | None:
         """Return the part that a step trains; None: all that the client has."""
@@ -61,18 +63,23 @@ class PartSteps(Steps):
         if step._whole_logits is None:
             part.undo_elsewhere(moved, before)
         part.keep_buffers(self._model.vector)
-        # Terms work on all that the client has once the step is done.
-        step.params, step.anchor, step.broadcast = self._model.params, self._model.anchor_tree, self.broadcast
-        step._eval_copy, step._cut = self._model.slot.eval_copy, None
+        self._show_all(step)
         return loss
 
     def _part_gradient(self, step: LocalStep, part: StepPart) -> Tensor:
         self._model.slot.gradient.zero_()
         part.load(self._model.vector)
+        self._show_part(step, part)
         loss = self._loss(step)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._add_terms(step, part.gradients)
+        trains_all = step._whole_logits is not None
+        if not trains_all:
+            self._add_terms(step, part.gradients)
         part.add_gradient(self._model.slot.gradient)
+        if trains_all:
+            # What a term adds acts on all that moves.
+            self._show_all(step)
+            self._add_terms(step, self._model.slot.gradients)
         self._optimizer.scale_and_clip()
         return loss.detach()
 

@@ -115,7 +115,7 @@ class LocalStep:
         targets: Its labels [B], or targets [B, ...].
         model: The module with the client's live params; forward passes carry gradients. Where the step trains a part
             of what the client has, it is that part's, and so are params, anchor, memory and what the server sent like
-            the params, until the step is done.
+            the params, until the step is done; in ``gradient`` not where the loss read ``whole_logits``.
         params: The live params by name (views; not to be changed in place).
         anchor: The model that the client last received, params and float buffers, in what it is not sent its own at the
             job's start; empty where no term asks for it.
