@@ -49,20 +49,21 @@ class SumOfLogits(Evaluation):
         return True
 
     def init(self, context: ServerContext) -> State:
-        return {"num_clients": context.num_clients, "sent": None, "voters": []}
+        return {"num_clients": context.num_clients, "round": 0, "sent": None, "voters": []}
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """Store the members, so that the run can be tested again, and the model that was sent last, if it is one.
+        """Store the members, so that the run can be tested again, and the model that the round began with.
 
         Sub-models are no vectors that another process could read, so an ensemble of these is not kept.
         """
         whole = all(update.submodel == FULL_MODEL for update in updates)
         voters = [u.vector.clone() for u in updates if u.vector is not None] if whole else None
         state = {**state, "voters": voters}
-        if self.members == "participants" or not updates:
+        if self.members == "participants" or state.get("round") == sync.round:
             return state
-        sent = sync.anchors[max(u.anchor_version for u in updates)]
-        return {**state, "sent": {name: value.clone() for name, value in sync.layout.views(sent).items()}}
+        # At the round's first sync point nothing has been made of it yet; at later ones it is no longer the server's.
+        began = sync.layout.views(sync.anchors[sync.version])
+        return {**state, "round": sync.round, "sent": {name: value.clone() for name, value in began.items()}}
 
     def observe(self, state: State, record: RoundRecord) -> State:
         """Drop the voters after a round without participants."""

@@ -7,12 +7,13 @@ import torch
 from tiny import normed, run
 from torch import Tensor, nn
 
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fedensemble import fedensemble
 from fedsweep.catalog import build_method
 from fedsweep.errors import ConfigError
-from fedsweep.method import merge
+from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_experiment
 
@@ -27,11 +28,12 @@ def test_the_models_that_travel_are_fedavgs_bit_for_bit(members: str) -> None:
     assert [r.test_loss for r in found.records] != [r.test_loss for r in plain.records]
 
 
+@pytest.mark.parametrize("pacing", [fedavg(), dynamicsgd()], ids=["one sync point", "several"])
 @pytest.mark.parametrize("others", [0, 3])
-def test_the_sum_of_logits_by_hand(others: int) -> None:
+def test_the_sum_of_logits_by_hand(others: int, pacing: FederatedMethod) -> None:
     """Three participants of six; in the authors' ensemble the others hold the model of the round's start."""
-    members = "all" if others else "participants"
-    engine = local_engine(tiny_experiment(fedensemble(members=members), double=True))  # type: ignore[arg-type]
+    method = merge(fedensemble(members="all" if others else "participants"), pacing)
+    engine = local_engine(tiny_experiment(method, local_steps=4, double=True))
     before = run_rounds(engine, rounds=1)
     played = play_round(engine, before)
     inputs = torch.randn(5, 1, 1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -41,8 +43,8 @@ def test_the_sum_of_logits_by_hand(others: int) -> None:
         return inputs.flatten(1) @ weight.T + bias
 
     expected = sum(logits(u.vector) for u in played.updates if u.vector is not None) + others * logits(before.vector)
+    assert len(played.plan.points) == (1 if pacing.name == "fedavg" else 3)
     model = linear_model().double().eval()
-    method = engine.experiment.method
     found = method.evaluation.predict(played.components["evaluation"], model, played.updates, inputs)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
 
