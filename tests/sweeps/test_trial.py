@@ -14,11 +14,11 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.session import RunSession
 from fedsweep.errors import ConfigError
 from fedsweep.results.view import load_run
-from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.run_folder import ENDED_BY_SCHEDULER, RunFolder
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
 from fedsweep.sweeps.space import list_trials
-from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ActiveTrial, TrialSpec, metric_values
+from fedsweep.sweeps.trial import ActiveTrial, TrialSpec, metric_values
 
 
 @pytest.fixture
@@ -167,6 +167,30 @@ def test_a_trial_that_the_scheduler_ends_has_finished_with_a_model(
     assert (result["status"], result["stopped_by"], result["rounds"]) == ("finished", "scheduler", 1)
     assert RunFolder(tmp_path / "t").read_model(num_values=100)
     assert not (tmp_path / "t" / ENDED_BY_SCHEDULER).exists()
+
+
+def test_a_trial_whose_process_dies_once_it_wrote_the_schedulers_end_was_ended_by_the_scheduler(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """As SIGKILL right after the first write."""
+
+    def write_and_die(folder: RunFolder, result: dict[str, Any]) -> None:
+        write(folder, result)
+        raise Killed
+
+    write, entry = RunFolder.write_result, entry_of({"seed": {"grid": [3]}})
+    trial = trial_of(entry, tmp_path / "t")
+    trial.step()
+    (tmp_path / "t" / ENDED_BY_SCHEDULER).touch()
+    with monkeypatch.context() as during, pytest.raises(Killed):
+        during.setattr(RunFolder, "write_result", write_and_die)
+        trial.end_early()
+    [again] = played(trial_of(entry, tmp_path / "t"))
+    assert again["round"] == 1
+    (tmp_path / "t" / ENDED_BY_SCHEDULER).unlink()
+    result = RunFolder(tmp_path / "t").read_result()
+    assert (result["status"], result["stopped_by"], result["rounds"]) == ("finished", "scheduler", 1)
 
 
 def test_a_trial_that_had_finished_reports_its_rounds_again_where_a_scheduler_compares_them(

@@ -170,8 +170,8 @@ class RemoteSession:
     def save(self) -> int:
         return self._ask("save")  # type: ignore[no-any-return]
 
-    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
-        return self._ask("finish", status, reason)  # type: ignore[no-any-return]
+    def finish(self, status: str, reason: str | None = None, stopped_by: str | None = None) -> dict[str, Any]:
+        return self._ask("finish", status, reason, stopped_by)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the server and its clients."""

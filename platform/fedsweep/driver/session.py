@@ -270,15 +270,16 @@ class RunSession:
 
     # -- results -------------------------------------------------------------------------------------------------
 
-    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
+    def finish(self, status: str, reason: str | None = None, stopped_by: str | None = None) -> dict[str, Any]:
         """Write the results and return what ``result.json`` holds.
 
         Args:
             status: ``"finished"``, ``"failed"`` or ``"killed"``.
             reason: Why it failed.
+            stopped_by: Who ended it from outside.
         """
         with self._guard.writing():
-            self._is_over = True
+            self._is_over, self._stopped_by = True, stopped_by or self._stopped_by
             return self._write_end(status, reason)
 
     def _write_end(self, status: str, reason: str | None) -> dict[str, Any]:
@@ -296,9 +297,8 @@ class RunSession:
         sha256 = None
         if status == "finished":
             views = self._engine.layout.views(state.vector)
-            riders = [name for name in views if name.startswith("optimizer.")]
             # Riders belong to the optimiser: a model that is read back, or compared by its hash, has none.
-            own = {k: v.clone() for k, v in views.items() if k not in riders}
+            own = {k: v.clone() for k, v in views.items() if not k.startswith("optimizer.")}
             sha256 = self._folder.write_model(own, base=constants_sha256(self._experiment.template))
         so_far = run_so_far(self._settings.folder, state.records)
         result = {

@@ -38,7 +38,8 @@ TENSORBOARD, WANDB = "tensorboard", "wandb"
 # What these two are left has names that only a run writes.
 EVENTS_SUFFIX, ID_PREFIX = ".fedsweep", "fedsweep"
 STATUSES, UNFINISHED = ("finished", "failed", "killed"), "unfinished"
-BY_SCHEDULER = "scheduler"  # the result's stopped_by, where a sweep's scheduler ended the run before its own end
+# The result's stopped_by, where a sweep's scheduler ended the run before its own end; and the driver's word of it.
+BY_SCHEDULER, ENDED_BY_SCHEDULER = "scheduler", ".ended-by-scheduler"
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _TABLES = (ROUNDS, ROUNDS_CSV, CLIENTS, CLIENT_ACCURACY, TRAFFIC)
 _FILES = (*_TABLES, SCENARIO, DECISIONS, RESULT, MODEL, EARLIER, SOURCES, TAKEN_OVER, TRACKING, RAY_LOG, CONFIG)
@@ -77,9 +78,8 @@ class RunFolder:
         """
         folder = cls(path)
         folder.check_free(overwrite=overwrite)
-        names = folder._held()
         try:
-            if names:
+            if folder._held():
                 folder._clear()
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -216,6 +216,8 @@ class RunFolder:
             raise OutputError(f"{path}: not readable as JSON: {error}") from error
         if not isinstance(result, dict) or result.get("status") not in STATUSES:
             raise OutputError(f"{path}: not a run's result: its status must be one of {', '.join(STATUSES)}")
+        if result["status"] == "finished" and (self.path / ENDED_BY_SCHEDULER).exists():
+            result["stopped_by"] = result.get("stopped_by") or BY_SCHEDULER  # earlier versions wrote that last
         return result
 
     def result_if_any(self) -> dict[str, Any]:
@@ -363,8 +365,7 @@ class RunFolder:
             # Not by path: pyarrow would make columns of a folder named "lr=0.1". And without threads: in a process that
             # has imported torch first, every third one with pyarrow's own thread pool aborts when it exits.
             file = pq.ParquetFile(pa.BufferReader(data))
-            has_client_rows = name in (CLIENT_ACCURACY, TRAFFIC)
-            most_rows = _MOST_CLIENT_ROWS if has_client_rows else _MOST_ROWS
+            most_rows = _MOST_CLIENT_ROWS if name in (CLIENT_ACCURACY, TRAFFIC) else _MOST_ROWS
             _check_table_size(file.metadata, self.path / name, most_rows=most_rows)
             return file.read(use_threads=False)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -27,7 +27,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.results.view import over_rounds
 from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
-from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
+from fedsweep.runs.run_folder import BY_SCHEDULER, ENDED_BY_SCHEDULER, RunFolder
 from fedsweep.runs.source_log import begin_log
 from fedsweep.runs.sources import Sources, changes
 from fedsweep.runs.tables.rounds import scalar_figures
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from fedsweep.driver.observers import Observer
     from fedsweep.world.data.datasets import Dataset
 
-# Left in a trial's folder by the driver when the scheduler ends the trial, before the trial's process hears of it.
-ENDED_BY_SCHEDULER = ".ended-by-scheduler"
 # They come again at each try, with the same seed.
 FATAL = (InputError, ClientJobError, InvariantError)
 # That the round was tested: elsewhere metrics stand with the values that they had before.
@@ -196,8 +194,7 @@ class ActiveTrial:
             return
         mark = self._spec.folder / ENDED_BY_SCHEDULER
         if mark.exists():
-            result = self._end("finished", "the sweep's scheduler ended it")
-            self._folder.write_result({**result, "stopped_by": BY_SCHEDULER})
+            self._end("finished", "the sweep's scheduler ended it", stopped_by=BY_SCHEDULER)
             mark.unlink()
         else:
             self._session.save()
@@ -256,18 +253,16 @@ class ActiveTrial:
             self._end("finished", None)
         return {**figures, "done": step.stopped_by is not None, FINISHED: step.stopped_by is not None}
 
-    def _end(self, status: str, reason: str | None) -> dict[str, Any]:
+    def _end(self, status: str, reason: str | None, stopped_by: str | None = None) -> None:
         """Write how it ended and end the fleet; what made a trial fail matters more than that this fails too."""
         self._is_over = True
         with self._stack, contextlib.suppress(*([Exception] if status == "failed" else [])):
             if self._session is not None:
-                result = self._session.finish(status, reason)
+                result = self._session.finish(status, reason, stopped_by)
                 for logger in self._loggers:
                     logger.finished(status, result)
-                return result
-            if self._is_ours:
+            elif self._is_ours:
                 self._write_early_failure(reason)
-        return {}
 
     def _write_early_failure(self, reason: str | None) -> None:
         if not (self._spec.folder / "config.yaml").is_file():
