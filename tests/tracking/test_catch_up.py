@@ -276,6 +276,15 @@ def test_what_a_store_has_lost_or_never_got_is_sent(store: Path, whole: Keys) ->
     assert set(points(store).values()) == {2} and runs(store) == ["FINISHED"] * 2
 
 
+def test_a_copy_of_a_run_gets_a_run_of_its_own(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "tiny.yaml", "--out", "run", "-q"]) == 0
+    shutil.copytree("run", "copy")
+    for now in (" now", ""):
+        assert main(["sync", "copy"]) == 0
+        assert capsys.readouterr().out.endswith(f"MLflow has everything of it{now}\n")
+    assert set(points(store).values()) == {2} and runs(store) == ["FINISHED"] * 2
+
+
 def test_sweeps_are_completed_by_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "swept").mkdir()
     (tmp_path / "swept" / "sweep.json").write_text("{}")

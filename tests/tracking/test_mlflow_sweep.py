@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 import time
@@ -357,6 +358,28 @@ def test_a_sweep_goes_on_in_the_experiment_that_it_began_in(store: Path, tmp_pat
     (tmp_path / "new" / "mlflow.json").unlink()  # as --overwrite leaves it
     assert begun(store, tmp_path / "new").experiment == "study"
     assert set(where(store)) == {"fedsweep", "study"}
+
+
+def test_a_copied_sweep_is_logged_whole_beside_the_original(store: Path, tmp_path: Path) -> None:
+    begun(store, tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert not any(
+        is_complete(folder, sqlite_uri(store)) for folder in (tmp_path / "b", trial(tmp_path / "b", 1).folder)
+    )
+    begun(store, tmp_path / "b")
+    assert len({parent for parent, _ in children(store)}) == len(children(store)) == 2
+    assert where(store) == {"study": {"a", "0001-seed=1"}, "study (b)": {"b", "0001-seed=1"}}
+    begun(store, tmp_path / "b")
+    assert len(children(store)) == 2
+
+
+def test_a_sweep_that_was_moved_has_its_new_folders_in_the_store(store: Path, tmp_path: Path) -> None:
+    begun(store, tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    begun(store, tmp_path / "b")
+    with sqlite3.connect(store) as base:
+        places = base.execute("SELECT value FROM tags WHERE key = 'fedsweep.folder'").fetchall()
+    assert sorted(places) == [(str(tmp_path / "b"),), (str(tmp_path / "b" / "0001-seed=1"),)]
 
 
 def test_the_name_of_a_deleted_experiment_is_not_taken(store: Path, tmp_path: Path) -> None:

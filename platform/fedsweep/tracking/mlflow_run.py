@@ -201,20 +201,22 @@ def note_sent(folder: Path, uri: str, digest: str | None) -> None:
     """Note of which state of a run's folder a store has everything; what can't be noted is only sent again."""
     if saved := _saved(folder, uri):
         with contextlib.suppress(OSError):
-            _save(folder, uri, {**saved, "sent": digest})
+            _save(folder, uri, {**saved, "sent": digest, "folder": str(folder.absolute())})
 
 
 def is_complete(folder: Path, uri: str) -> bool:
     """Check that a store has everything of a run, by the folder's note; a file of ours has to say the same.
 
-    One that was put back from a copy has the run as it was then.
+    One that was put back from a copy has the run as it was then. A folder that was copied or moved has the note of
+    another: a copy's run is not in the store, and a moved folder's has the old place.
     """
-    sent = _saved(folder, uri).get("sent")
+    saved = _saved(folder, uri)
+    sent = saved.get("sent")
     if not isinstance(sent, str) or (sqlite_path(uri) is not None and _sent_by(folder, uri) != sent):
         return False
     try:
-        return sent == digest_of(folder)
-    except OSError:
+        return Path(str(saved.get("folder"))).samefile(folder) and sent == digest_of(folder)
+    except (OSError, ValueError):
         return False
 
 
