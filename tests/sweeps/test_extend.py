@@ -15,7 +15,7 @@ from fedsweep.errors import ConfigError, OutputError
 from fedsweep.results.settings import group_settings, report_runs
 from fedsweep.results.view import load_run
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.run_folder import ENDED_BY_SCHEDULER, RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
@@ -135,15 +135,10 @@ def test_links_in_a_foreign_run_are_not_taken_over(tiny: TinySweep, done: Path, 
     assert "model.safetensors" in names and not names & {"folder", "file", "secret"}
 
 
-@pytest.mark.parametrize("was_killed", [False, True])
-def test_runs_that_a_scheduler_ended_are_no_whole_runs(
-    tiny: TinySweep, done: Path, tmp_path: Path, was_killed: bool
-) -> None:
+def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "cut")
     run_folder = RunFolder(tmp_path / "cut" / "0001-seed=0")
-    run_folder.write_result({**run_folder.read_result(), "stopped_by": None if was_killed else "scheduler"})
-    if was_killed:  # as earlier versions left it
-        (run_folder.path / ENDED_BY_SCHEDULER).touch()
+    run_folder.write_result({**run_folder.read_result(), "stopped_by": "scheduler"})
     whole = prepare(load_config(tiny(SEEDS, rounds=1, more={"name": "o"})), SweepFolder(tmp_path / "o"), resume=False)
     assert finished_in([tmp_path / "cut"], whole) == ({}, {})
     prepared = extended(tmp_path / "cut", tiny(SEEDS, rounds=1))
@@ -156,12 +151,6 @@ def test_runs_that_a_scheduler_ended_are_no_whole_runs(
     own, worlds = [entry.trial for entry in raced.entries], [world_of(entry.config) for entry in raced.entries]
     summary = summarise(raced.folder, own, worlds, config=raced.config)
     assert [setting.cut_short for setting in summary.settings] == [1]
-
-
-def test_a_whole_run_that_was_only_replayed_to_a_scheduler_stays_whole(done: Path, tmp_path: Path) -> None:
-    shutil.copytree(done / "0001-seed=0", tmp_path / "whole")
-    (tmp_path / "whole" / ENDED_BY_SCHEDULER).touch()
-    assert RunFolder(tmp_path / "whole").read_result()["stopped_by"] == "rounds"
 
 
 def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: Path, tmp_path: Path) -> None:

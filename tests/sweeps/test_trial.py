@@ -14,11 +14,11 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.session import RunSession
 from fedsweep.errors import ConfigError
 from fedsweep.results.view import load_run
-from fedsweep.runs.run_folder import ENDED_BY_SCHEDULER, RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.sweeps.prepared_trial import PreparedTrial, make_entry
 from fedsweep.sweeps.space import list_trials
-from fedsweep.sweeps.trial import ActiveTrial, TrialSpec, metric_values
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ActiveTrial, TrialSpec, metric_values
 
 
 @pytest.fixture

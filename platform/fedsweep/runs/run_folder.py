@@ -38,8 +38,7 @@ TENSORBOARD, WANDB = "tensorboard", "wandb"
 # What these two are left has names that only a run writes.
 EVENTS_SUFFIX, ID_PREFIX = ".fedsweep", "fedsweep"
 STATUSES, UNFINISHED = ("finished", "failed", "killed"), "unfinished"
-# The result's stopped_by, where a sweep's scheduler ended the run before its own end; and the driver's word of it.
-BY_SCHEDULER, ENDED_BY_SCHEDULER = "scheduler", ".ended-by-scheduler"
+BY_SCHEDULER = "scheduler"  # the result's stopped_by, where a sweep's scheduler ended the run before its own end
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _TABLES = (ROUNDS, ROUNDS_CSV, CLIENTS, CLIENT_ACCURACY, TRAFFIC)
 _FILES = (*_TABLES, SCENARIO, DECISIONS, RESULT, MODEL, EARLIER, SOURCES, TAKEN_OVER, TRACKING, RAY_LOG, CONFIG)
@@ -216,8 +215,6 @@ class RunFolder:
             raise OutputError(f"{path}: not readable as JSON: {error}") from error
         if not isinstance(result, dict) or result.get("status") not in STATUSES:
             raise OutputError(f"{path}: not a run's result: its status must be one of {', '.join(STATUSES)}")
-        if result["status"] == "finished" and (self.path / ENDED_BY_SCHEDULER).exists():
-            result["stopped_by"] = result.get("stopped_by") or BY_SCHEDULER  # earlier versions wrote that last
         return result
 
     def result_if_any(self) -> dict[str, Any]:

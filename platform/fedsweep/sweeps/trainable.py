@@ -34,13 +34,12 @@ from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.facts import tell_commit
 from fedsweep.runs.mirror import Mirror
-from fedsweep.runs.run_folder import ENDED_BY_SCHEDULER
 from fedsweep.runs.sources import Sources
 from fedsweep.sweeps.prepared_trial import dataset_key, overlaid
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.together.group import TrialGroup
-from fedsweep.sweeps.trial import FATAL, OTHERS, ActiveTrial, TrialSpec
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FATAL, OTHERS, ActiveTrial, TrialSpec
 
 SPEC, SHARE, VALUES = "spec", "share", "values"
 FATAL_MARK = "fatal"

@@ -27,7 +27,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.results.view import over_rounds
 from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
-from fedsweep.runs.run_folder import BY_SCHEDULER, ENDED_BY_SCHEDULER, RunFolder
+from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
 from fedsweep.runs.source_log import begin_log
 from fedsweep.runs.sources import Sources, changes
 from fedsweep.runs.tables.rounds import scalar_figures
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from fedsweep.driver.observers import Observer
     from fedsweep.world.data.datasets import Dataset
 
+# Left in a trial's folder by the driver when the scheduler ends the trial, before the trial's process hears of it.
+ENDED_BY_SCHEDULER = ".ended-by-scheduler"
 # They come again at each try, with the same seed.
 FATAL = (InputError, ClientJobError, InvariantError)
 # That the round was tested: elsewhere metrics stand with the values that they had before.

@@ -15,12 +15,12 @@ from fedsweep.driver.observers import RunInfo, method_name, run_tags
 from fedsweep.errors import OutputError
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import sole_writer
-from fedsweep.runs.run_folder import CONFIG, ENDED_BY_SCHEDULER, RunFolder
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.prepared_trial import PreparedTrial
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.together.group import REASON, reports_of
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
-from fedsweep.sweeps.trial import FINISHED, MESSAGES, OTHERS
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, OTHERS
 from fedsweep.tracking.mlflow_sweep import SweepTracker
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 

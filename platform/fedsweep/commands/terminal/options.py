@@ -64,7 +64,7 @@ CostsOnly = Annotated[
 Fresh = Annotated[
     bool, typer.Option("--fresh", metavar="", help="Run everything: take no finished runs over from other tables.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print the last line only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print messages and the last line only.")]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw a picture into this file: .png, .pdf or .svg.")
 ]
