@@ -96,8 +96,10 @@ class Student:
     def with_statistics(self, vector: Tensor, inputs: Tensor) -> Tensor:
         """Return other parameters [V] with batch norm's statistics read anew from the inputs, at least two."""
         load_vector(self.module, self._layout, vector)
-        for part in self.module.modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        for path, part in self.module.named_modules():
+            # Those of a frozen one are constants, and are not gathered anew.
+            moves = f"{path}.running_mean" in self._layout.names
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and moves:
                 part.reset_running_stats()
                 part.momentum = None  # a plain mean over the batches
         self.module.train()

@@ -20,7 +20,9 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.network import ModelShape
 from fedsweep.models.networks.chains import Mlp
+from fedsweep.models.user_network import adopt
 from fedsweep.records import SyncContext
 from fedsweep.streams import stream
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_experiment
@@ -175,6 +177,19 @@ def test_statistics_are_read_anew() -> None:
     mean, variance = student.with_statistics(vector + 1, inputs)[-12:].split(6)
     torch.testing.assert_close(mean, inputs.flatten(1).mean(dim=0))
     torch.testing.assert_close(variance, inputs.flatten(1).var(dim=0))
+
+
+def test_statistics_of_a_frozen_batch_norm_are_not_read_anew() -> None:
+    norm = nn.BatchNorm1d(6).requires_grad_(False)
+    nn.init.constant_(norm.get_buffer("running_mean"), 3.0)
+    module = nn.Sequential(nn.Flatten(), norm, nn.BatchNorm1d(6), nn.Linear(6, 4))
+    model = adopt(module, name="own", shape=ModelShape(input_shape=(1, 1, 6), num_classes=4))
+    layout = layout_of(model)
+    vector = model_vector(model, layout)
+    inputs = torch.from_numpy(IMAGES)
+    read = Student(vector, place(model, vector), batch_norm="proxy").with_statistics(vector, inputs)
+    expected = (inputs.flatten(1).mean(dim=0) - 3.0) / (1 + 1e-5) ** 0.5
+    torch.testing.assert_close(layout.views(read)["module.2.running_mean"], expected)
 
 
 def test_dropout_draws_from_a_stream() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,30 @@ from fedsweep.components.local import eval_copy
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.cost import CostModel
+from fedsweep.engine.engine import Engine
 from fedsweep.errors import ConfigError, InputError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.adapters import Adapter, Lora, LoraLinear, Part
 from fedsweep.models.cost import counted
-from fedsweep.models.network import Network
+from fedsweep.models.network import ModelShape, Network
 from fedsweep.models.networks.chains import FedstgCnn, Mlp
 from fedsweep.models.networks.vit import VitTiny
 from fedsweep.models.registry import adapt
+from fedsweep.models.user_network import adopt
 from fedsweep.records import ClientWork
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
-from fedsweep.trees import constants, constants_sha256, layout_of, load_vector, moving_buffers, trained_params
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_pictures
+from fedsweep.trees import (
+    constants,
+    constants_sha256,
+    layout_of,
+    load_vector,
+    model_vector,
+    moving_buffers,
+    trained_params,
+)
 
 torch.set_num_threads(1)
 TINY: dict[str, Any] = {
@@ -287,6 +298,47 @@ def test_statistics_of_a_frozen_layer_stay() -> None:
     assert network.training and constants_sha256(network) == before
     whole = FedstgCnn(input_shape=(3, 8, 8), num_classes=4)
     assert len(moving_buffers(whole)) == 6 and constants_sha256(whole) is None
+
+
+def linear_probe() -> Network:
+    return adapted(FedstgCnn(input_shape=(3, 8, 8), num_classes=10, dropout=0.0), Part(train=("classifier",)))
+
+
+def with_frozen_norm() -> Network:
+    norm = nn.BatchNorm2d(3).requires_grad_(False)
+    module = nn.Sequential(nn.Conv2d(3, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(108, 10))
+    return adopt(module, name="own", shape=ModelShape(input_shape=(3, 8, 8), num_classes=10))
+
+
+@pytest.mark.parametrize("build", [linear_probe, with_frozen_norm])
+@pytest.mark.parametrize("lanes", [None, LaneSettings(width=2)], ids=["loop", "lanes"])
+def test_a_client_steps_through_a_frozen_batch_norm_as_torch_does_in_evaluation_mode(
+    build: Callable[[], Network], lanes: LaneSettings | None
+) -> None:
+    images, labels = tiny_pictures(8, size=8)
+    settings: dict[str, Any] = {"images": images.astype(np.float64), "labels": labels, "sizes": (8,), "local_steps": 3}
+    one = tiny_experiment(fedavg(), build=build, double=True, num_clients=1, cohort_size=1, rounds=1, **settings)
+    model = one.build_model()
+    before = constants_sha256(model)
+    order = batch_order(
+        ClientWork(steps=3, batch_size=4, num_samples=8, whole_batches=True), stream(0, "batches", 1, 0)
+    )
+    for batch in order:
+        model.train()
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eval()
+        loss = F.cross_entropy(model(torch.from_numpy(images[batch]).double()), torch.from_numpy(labels[batch]))
+        own = list(trained_params(model).values())
+        with torch.no_grad():
+            for value, gradient in zip(own, torch.autograd.grad(loss, own), strict=True):
+                value -= 0.1 * gradient
+    experiment = replace(one, lanes=lanes)
+    fleet = LocalFleet(experiment)
+    engine = Engine(experiment, fleet)
+    vector = run_rounds(engine).vector
+    torch.testing.assert_close(vector, model_vector(model, engine.layout), atol=1e-12, rtol=0)
+    assert constants_sha256(fleet._worker._full_slot.module) == before and engine.notes == []
 
 
 def test_torchs_own_encoder_takes_its_adapters_into_account_when_it_is_tested() -> None:

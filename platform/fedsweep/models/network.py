@@ -103,6 +103,8 @@ class Network(nn.Module, ABC):
     def hold_still(self) -> None:
         """Keep layers whose parameters are frozen from gathering statistics, from now on: they are part of the base."""
         self._still = [layer for layer in still_layers(self) if [*layer.buffers(recurse=False)]]
+        # At once: who steps the network sets its mode only where that is another.
+        self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
         """As torch's, but for layers that are held still."""
