@@ -21,6 +21,8 @@ SHAPE = (1, 8, 8)
 STREAM = Stream((0, "init"))
 
 USER_MODULE = """
+import warnings
+
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -123,6 +125,15 @@ def sound_norms(*, input_shape, num_classes):
 
 def parametrized(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, num_classes)))
+
+
+def scripted(*, input_shape, num_classes):
+    with warnings.catch_warnings(action="ignore"):  # newer versions of Python have it deprecated
+        return torch.jit.script(plain(input_shape=input_shape, num_classes=num_classes))
+
+
+def with_script(**shape):
+    return nn.Sequential(scripted(**shape))
 
 
 def rectified(*, input_shape, num_classes):
@@ -285,6 +296,8 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
         ("counting", {}, "the buffer 'module.seen' changes in training, but only floats travel; make it one of floats"),
         ("cumulative", {}, "the batch norm 'module.1' averages over all batches .*; give it a momentum"),
         ("parametrized", {}, "must not use torch's parametrizations"),
+        ("scripted", {}, "scripted' must not use TorchScript; leave out torch.jit.script and torch.jit.trace"),
+        ("with_script", {}, "must not use TorchScript"),
         ("centred", {}, r"centred' changes its inputs in place, .*; write x = x - 0.5, not x.sub_\(0.5\)"),
         ("rectified", {}, "rectified' changes its inputs in place, .* give a first layer no inplace=True"),
         ("no_module", {}, "must return a torch.nn.Module, but returned a int"),

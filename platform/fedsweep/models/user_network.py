@@ -87,10 +87,13 @@ def adopt(
 
     Raises:
         ConfigError: Where it is no module, does not take such inputs, does not give logits ``[B, C]`` and features
-            ``[B, D]``, or ties or parametrizes its parameters.
+            ``[B, D]``, ties or parametrizes its parameters, or is compiled by TorchScript.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {name!r} must return a torch.nn.Module, but returned a {type(module).__name__}")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        # Its backward pass does not leave gradients where they are looked for.
+        raise ConfigError(f"model {name!r} must not use TorchScript; leave out torch.jit.script and torch.jit.trace")
     network = module if isinstance(module, Network) else UserNetwork(module, shape)
     network.sample = shape.sample
     features = try_out(network, name=name, outputs=shape.wanted)
