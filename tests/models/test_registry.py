@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError
-from fedsweep.models.network import Network
+from fedsweep.models.network import ModelShape, Network
 from fedsweep.models.registry import MODELS
 from fedsweep.models.slicing import build_submodel_module
+from fedsweep.models.user_network import adopt
 from fedsweep.streams import Stream
 from fedsweep.testing import build_model
 from fedsweep.trees import layout_of
@@ -99,6 +101,17 @@ class Moving(nn.Module):
 
 def moving(*, input_shape, num_classes):
     return Moving(num_classes)
+
+
+class Averaging(Moving):
+    def forward(self, inputs):
+        if self.training:
+            self.seen.mul_(0.9).add_(0.1 * inputs.detach().mean())
+        return self.last(inputs.flatten(1) - self.seen)
+
+
+def averaging(*, input_shape, num_classes):
+    return Averaging(num_classes)
 
 
 class Counting(Moving):
@@ -267,6 +280,29 @@ def test_norms_without_statistics_and_frozen_ones_are_sound(user_module: str) ->
     assert before and all(torch.equal(value, before[name]) for name, value in model.named_buffers())
 
 
+class Averaged(nn.Module):
+    """Keeps a running average of its embeddings, whose rows of padding are zeros."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(rows, 4, padding_idx=0), nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        embedded = self.table(inputs).mean(1)
+        if self.training:
+            self.get_buffer("mean").lerp_(embedded.detach().mean(0), 0.1)
+        logits: torch.Tensor = self.last(embedded)
+        return logits
+
+
+def test_averages_of_ids_are_tried_on_ids_that_there_are() -> None:
+    shape = ModelShape(input_shape=(5,), num_classes=3, sample=torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(ConfigError, match=r"the buffer 'module\.mean' changes in training"):
+        adopt(Averaged(rows=2), name="own", shape=shape)
+    adopt(Averaged(rows=1), name="own", shape=shape)  # of zeros alone it stays zero
+
+
 def test_parameters_may_be_tied_where_no_unit_group_cuts(user_module: str) -> None:
     model = build(f"{user_module}:tied_without_groups")
     assert layout_of(model).names == (
@@ -293,6 +329,7 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
         ("tied", {}, "must not tie parameters of a unit group, but 'module.1.weight' and 'module.2.weight' are the"),
         ("frozen", {}, "must train at least one parameter"),
         ("moving", {}, "the buffer 'module.seen' changes in training, but state_dict leaves it out"),
+        ("averaging", {}, "the buffer 'module.seen' changes in training, but state_dict leaves it out"),
         ("counting", {}, "the buffer 'module.seen' changes in training, but only floats travel; make it one of floats"),
         ("cumulative", {}, "the batch norm 'module.1' averages over all batches .*; give it a momentum"),
         ("parametrized", {}, "must not use torch's parametrizations"),

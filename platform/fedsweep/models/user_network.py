@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, final
 
@@ -196,17 +197,25 @@ def _check_derived(network: Network, *, name: str) -> None:
     if not before:
         return
     tried = copied(network).train()
-    try:
-        with torch.no_grad():
-            tried(network.example(2))
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
-        return  # in training it takes no two samples of zeros, which tells nothing of its buffers
+    zeros = network.example(2)
+    # First not of zeros, whose running averages stay zero; one id may be all that a table has.
+    for inputs in (each(_nonzero, zeros), zeros):
+        # What it does not take in training tells nothing of its buffers.
+        with contextlib.suppress(ArithmeticError, LookupError, RuntimeError, TypeError, ValueError), torch.no_grad():
+            tried(inputs)
     after = dict(tried.named_buffers())
     if changed := [path for path, value in before.items() if not torch.equal(after[path], value)]:
         reason, remedy = "state_dict leaves it out", "register it with persistent=True"
         if not before[changed[0]].is_floating_point():
             reason, remedy = "only floats travel", "make it one of floats, or leave it out where nothing reads it"
         raise ConfigError(f"model {name!r}: the buffer {changed[0]!r} changes in training, but {reason}; {remedy}")
+
+
+def _nonzero(values: Tensor) -> Tensor:
+    """Return other inputs of the same shape and type: floats rise from above 0 to 1, all else is 1."""
+    if not values.is_floating_point():
+        return torch.ones_like(values)
+    return torch.linspace(0, 1, values.numel() + 1, dtype=values.dtype)[1:].view(values.shape)
 
 
 def check_types(network: nn.Module, *, name: str) -> None:
