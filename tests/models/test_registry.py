@@ -140,6 +140,34 @@ def parametrized(*, input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, num_classes)))
 
 
+def normed_weight(*, input_shape, num_classes):
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        return nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(64, num_classes)))
+
+
+class Spectral(nn.Sequential):
+    def forward(self, inputs):
+        return self[1](self[0].weight[:1] + inputs.flatten(1))
+
+
+def spectral(*, input_shape, num_classes):
+    return Spectral(nn.utils.spectral_norm(nn.Embedding(2, 64)), nn.Linear(64, num_classes))
+
+
+class Factors(nn.Linear):
+    def __init__(self, num_classes):
+        super().__init__(64, num_classes)
+        del self.weight
+        self.left, self.right = nn.Parameter(torch.ones(num_classes, 2)), nn.Parameter(torch.ones(2, 64))
+
+    def forward(self, inputs):
+        return nn.functional.linear(inputs, self.left @ self.right, self.bias)
+
+
+def factors(*, input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Factors(num_classes))
+
+
 def scripted(*, input_shape, num_classes):
     with warnings.catch_warnings(action="ignore"):  # newer versions of Python have it deprecated
         return torch.jit.script(plain(input_shape=input_shape, num_classes=num_classes))
@@ -333,6 +361,13 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
         ("counting", {}, "the buffer 'module.seen' changes in training, but only floats travel; make it one of floats"),
         ("cumulative", {}, "the batch norm 'module.1' averages over all batches .*; give it a momentum"),
         ("parametrized", {}, "must not use torch's parametrizations"),
+        (
+            "normed_weight",
+            {},
+            "must not make weights of other parameters, as 'module.1' does; remove torch's weight_norm,",
+        ),
+        ("spectral", {}, "must not make weights of other parameters, as 'module.0' does"),
+        ("factors", {}, "as 'module.1' does; .* or give the layer a weight of its own"),
         ("scripted", {}, "scripted' must not use TorchScript; leave out torch.jit.script and torch.jit.trace"),
         ("with_script", {}, "must not use TorchScript"),
         ("centred", {}, r"centred' changes its inputs in place, .*; write x = x - 0.5, not x.sub_\(0.5\)"),

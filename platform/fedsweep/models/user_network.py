@@ -88,7 +88,7 @@ def adopt(
 
     Raises:
         ConfigError: Where it is no module, does not take such inputs, does not give logits ``[B, C]`` and features
-            ``[B, D]``, ties or parametrizes its parameters, or is compiled by TorchScript.
+            ``[B, D]``, ties, parametrizes or derives its parameters, or is compiled by TorchScript.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {name!r} must return a torch.nn.Module, but returned a {type(module).__name__}")
@@ -252,3 +252,17 @@ def _check_parameters(network: Network, *, name: str) -> None:
         raise ConfigError(f"model {name!r} must train at least one parameter, but none has requires_grad")
     if any(parametrize.is_parametrized(module) for module in network.modules()):
         raise ConfigError(f"model {name!r} must not use torch's parametrizations; remove them (parametrize.remove_...)")
+    if derived := [path for path, module in network.named_modules() if _derives_weights(module)]:
+        raise ConfigError(
+            f"model {name!r} must not make weights of other parameters, as {derived[0]!r} does; remove torch's"
+            " weight_norm, spectral_norm or prune, or give the layer a weight of its own"
+        )
+
+
+def _derives_weights(module: nn.Module) -> bool:
+    """Return whether its weights are made anew in each pass: those that methods prune, count and average are others."""
+    is_layer = isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+    hooks = module._forward_pre_hooks.values()
+    return (is_layer and module._parameters.get("weight") is None) or any(
+        type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks
+    )
