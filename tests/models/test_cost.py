@@ -135,6 +135,25 @@ def test_network_that_looks_at_values_is_counted_on_the_cpu() -> None:
     assert fwd_macs_per_sample(Branching(), (1, 2, 2), count_batch_norm=False) == 4 * 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_network_that_casts_its_inputs_to_its_own_type_is_counted(dtype: torch.dtype) -> None:
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(4, 3).to(dtype), nn.BatchNorm1d(3).to(dtype)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            logits: Tensor = self.norm(self.layer(inputs.flatten(1).to(dtype)))
+            return logits
+
+    assert fwd_macs_per_sample(Casting(), (1, 2, 2)) == 4 * 3 + 4 * 3
+
+
+def test_error_of_a_network_in_float32_is_its_own() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fwd_macs_per_sample(nn.Linear(5, 3), (1, 2, 2))
+
+
 class Recurrent(nn.Module):
     """Rows of an image as a sequence, through two recurrent layers both ways."""
 

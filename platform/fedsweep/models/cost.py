@@ -89,9 +89,21 @@ class Counted(NamedTuple):
 
 def counted(model: nn.Module, input_shape: tuple[int, ...]) -> Counted:
     """Count a forward pass; arguments as of :func:`layer_costs`."""
+    types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    try:
+        return _counted(_outline(model, types), input_shape)
+    except Exception:
+        if types <= {torch.float32}:
+            raise
+    # It casts its inputs to a type of its own.
+    return _counted(_outline(model, ()), input_shape)
+
+
+def _counted(outline: nn.Module, input_shape: tuple[int, ...]) -> Counted:
+    """Count a forward pass of a copy, which is given hooks."""
     costs: dict[str, tuple[int, int]] = {}
     products = _Products()
-    has_base = not all(parameter.requires_grad for parameter in model.parameters())
+    has_base = not all(parameter.requires_grad for parameter in outline.parameters())
     spared = 0
 
     def add(name: str, macs: int, norm: int = 0) -> None:
@@ -121,7 +133,6 @@ def counted(model: nn.Module, input_shape: tuple[int, ...]) -> Counted:
     def enter(module: nn.Module, inputs: object) -> None:
         products.depth += 1
 
-    outline = _outline(model)
     for path, module in outline.named_modules():
         if isinstance(module, _KNOWN):
             module.register_forward_pre_hook(enter)
@@ -211,10 +222,9 @@ def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STE
     return round(FLOPS_PER_MAC * macs * samples * whole)
 
 
-def _outline(model: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode on the CPU, in float32 but for constants of a type of their own."""
+def _outline(model: nn.Module, types: Collection[torch.dtype]) -> nn.Module:
+    """Return a copy in evaluation mode on the CPU, with values of these types in float32."""
     memo: dict[int, object] = {}
-    types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     for parameter in model.parameters():
         # Not copied where they lie well already: a pass changes buffers alone.
         memo[id(parameter)] = nn.Parameter(_placed(parameter, types), requires_grad=parameter.requires_grad)
