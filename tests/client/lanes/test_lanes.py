@@ -6,7 +6,7 @@ import collections
 import gc
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -581,6 +581,43 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
 
 
+class LooksUp(nn.Module):
+    """Looks up a row for each value."""
+
+    def __init__(self, table: nn.Embedding | nn.EmbeddingBag) -> None:
+        super().__init__()
+        self.table, self.last = table, nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = self.table((inputs.flatten(1) + 4).long().clamp(0, 8))
+        logits: Tensor = self.last(rows if rows.dim() == 2 else rows.mean(1))
+        return logits
+
+
+def padded() -> nn.Module:
+    return LooksUp(nn.Embedding(9, 4, padding_idx=3))
+
+
+def bounded() -> nn.Module:
+    return LooksUp(nn.Embedding(9, 4, max_norm=1.0))
+
+
+def bounded_sums() -> nn.Module:
+    return LooksUp(nn.EmbeddingBag(9, 4, max_norm=1.0))
+
+
+TABLES: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: LooksUp(nn.Embedding(9, 4)),
+    "frozen, with padding": lambda: LooksUp(nn.Embedding(9, 4, padding_idx=3).requires_grad_(False)),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_tables_are_themselves_in_lanes(table: str) -> None:
+    alone, together, notes = both(experiment(fedavg(), build=TABLES[table], double=True))
+    assert off(alone, together) <= 1e-12 and notes == []
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a term that branches": ({"terms": (Branching(),)}, {"local_steps": 2}, "vmap: It looks like"),
     "a term that draws": (
@@ -591,6 +628,9 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a term after each step": ({"terms": (After(),)}, {}, "term after works after each step"),
     "an objective of smaller batches": ({"objective": Own()}, {}, "objective Own would take in"),
     "batch norm in smaller batches": ({}, {"build": normed}, "batch norm would take in"),
+    "a table of bounded norms": ({}, {"build": bounded}, "an embedding changes its rows as it reads them (max_norm)"),
+    "one of sums": ({}, {"build": bounded_sums}, "an embedding changes its rows as it reads them (max_norm)"),
+    "a table with padding": ({}, {"build": padded, "double": True}, "an embedding has a row of padding (padding_idx)"),
 }
 
 

@@ -164,6 +164,8 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     after = [term.name for term in side.terms if term.has_own("after_step")]
     if after:
         return f"the term {after[0]} works after each step"
+    if tables := [*filter(None, map(_why_not_joined, module.modules()))]:
+        return tables[0]
     if not is_padded:
         return None
     whole = "training.local_steps, or equal_steps: true, makes all batches whole"
@@ -173,4 +175,16 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     if reading or not (side.objective.skips_padding and side.task.skips_padding):
         reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
         return f"the {reader} would take in what fills up smaller batches ({whole})"
+    return None
+
+
+def _why_not_joined(module: nn.Module) -> str | None:
+    """Give the reason why a layer is no table whose lanes torch's vmap looks up as one; None: it is, or is no table."""
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return None
+    if module.max_norm is not None:
+        # Lane by lane, and in rows, too, that only what fills up smaller batches reads.
+        return "an embedding changes its rows as it reads them (max_norm)"
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None and module.weight.requires_grad:
+        return "an embedding has a row of padding (padding_idx), which torch would move in all lanes but the first"
     return None
