@@ -136,7 +136,7 @@ def test_wide_types_of_a_message_have_all_their_bytes_and_the_models_own_are_val
     assert message_sizes(sent, torch.float32) == {"move": (12, 48), "places": (6, 24)}
     assert message_sizes(sent, torch.float64) == {"move": (6, 24), "places": (6, 24)}
     mask = {"mask": torch.zeros(9, dtype=torch.bool), "bits": torch.zeros(3, dtype=torch.uint8)}
-    assert message_sizes(mask, torch.float32) == payload_sizes(mask) == {"mask": (0, 2), "bits": (3, 3)}
+    assert message_sizes(mask, torch.float32) == payload_sizes(mask, torch.float32) == {"mask": (0, 2), "bits": (3, 3)}
 
 
 def test_eight_bits_are_near_fedavg_and_not_it() -> None:

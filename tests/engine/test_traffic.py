@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from tiny import seams_engine
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.components.aggregation import Refinement, Weighting, by_samples
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm
@@ -19,7 +20,7 @@ from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.engine.ledger import Ledger, Size, payload_sizes, whole_values
 from fedsweep.errors import ClientJobError, ConfigError, InvariantError
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.testing import play_round, run_rounds
+from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 
 
@@ -261,12 +262,33 @@ def test_registration_is_sample_counts_and_label_counts_where_they_are_read() ->
 
 
 def test_a_complex_number_of_a_payload_is_two_values() -> None:
-    assert payload_sizes({"a": torch.zeros(3, dtype=torch.complex64)}) == {"a": Size(6, 24)}
-    assert payload_sizes({"a": torch.zeros(3, dtype=torch.complex128)}) == {"a": Size(6, 24)}
+    assert payload_sizes({"a": torch.zeros(3, dtype=torch.complex64)}, torch.float32) == {"a": Size(6, 24)}
+    assert payload_sizes({"a": torch.zeros(3, dtype=torch.complex128)}, torch.float32) == {"a": Size(6, 24)}
+
+
+class Halves(nn.Module):
+    """A linear model that is trained in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = linear_model().bfloat16()
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(images.to(next(self.parameters()).dtype))
+        return outputs.float()
+
+
+def test_a_models_variates_cost_what_its_values_do_whatever_it_is_trained_in() -> None:
+    """SCAFFOLD's are as many as the model's, both ways: 2 x 28 values of four bytes for each of three clients."""
+    for build in (linear_model, Halves):
+        experiment = tiny_experiment(scaffold(), build=build, rounds=1)
+        [record] = run_rounds(local_engine(experiment)).records
+        assert record.bytes_up == record.bytes_down == 3 * 2 * 28 * 4
+        assert (record.values_up, record.values_down) == (3 * 2 * 28, 3 * 2 * 28)
 
 
 def test_the_ledger_adds_by_client_direction_and_kind() -> None:
-    ledger = Ledger()
+    ledger = Ledger(dtype=torch.float32)
     ledger.message(0, "down", whole_values({"params": 10, "buffers": 0}))
     ledger.message(0, "down", whole_values({"params": 10, "buffers": 2}))
     ledger.payload(

@@ -249,7 +249,7 @@ class Charges:
     ) -> None:
         self._costs, self._submodel, self._published = costs, submodel, published
         self._downloads = {client: iter(messages) for client, messages in (downloads or {}).items()}
-        self.ledger = Ledger()
+        self.ledger = Ledger(dtype=costs.layout.dtype)
         self.published: dict[int, dict[str, str]] = {}
         self._masked: set[int] = set()  # clients that have got their sub-model's masks, which travel once a round
 

@@ -127,7 +127,7 @@ class Engine:
         """Return the run's state before round 1: initial model, components' states, and what the set-up cost."""
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
-        ledger, probed, server_flops = Ledger(), Counter[int](), list[float]()
+        ledger, probed, server_flops = Ledger(dtype=self.layout.dtype), Counter[int](), list[float]()
         for seam, component in self.experiment.method.server_components:
             context = server_context(self.experiment, seam)
             context = replace(context, count_flops=server_flops.append, forward_flops=self.costs.forward_flops)

@@ -39,15 +39,21 @@ def whole_values(sizes: Mapping[str, int]) -> dict[str, Size]:
     return {kind: Size(values, BYTES_PER_VALUE * values) for kind, values in sizes.items()}
 
 
-def payload_sizes(tensors: Payload) -> dict[str, Size]:
+def payload_sizes(tensors: Payload, dtype: torch.dtype) -> dict[str, Size]:
     """Return tensors' sizes by name: booleans a bit each, packed; of narrow types their own bytes, of others four.
 
     A complex number is two.
+
+    Args:
+        tensors: By name.
+        dtype: The model's, whose values are single-precision numbers, whatever an experiment computes with.
     """
-    return {
-        name: _size(tensor, min(tensor.element_size(), BYTES_PER_VALUE * (1 + tensor.is_complex())))
-        for name, tensor in tensors.items()
-    }
+
+    def width(tensor: Tensor) -> int:
+        most = BYTES_PER_VALUE * (1 + tensor.is_complex())
+        return most if tensor.dtype == dtype else min(tensor.element_size(), most)
+
+    return {name: _size(tensor, width(tensor)) for name, tensor in tensors.items()}
 
 
 def message_sizes(tensors: Payload, dtype: torch.dtype) -> dict[str, Size]:
@@ -55,9 +61,9 @@ def message_sizes(tensors: Payload, dtype: torch.dtype) -> dict[str, Size]:
 
     Args:
         tensors: The message.
-        dtype: The model's, whose values are single-precision numbers, whatever an experiment computes with.
+        dtype: The model's.
     """
-    return payload_sizes(tensors) | {
+    return payload_sizes(tensors, dtype) | {
         name: _size(tensor, tensor.element_size())
         for name, tensor in tensors.items()
         if tensor.element_size() > BYTES_PER_VALUE and tensor.dtype != dtype
@@ -99,8 +105,10 @@ class Ledger:
         sizes: Bytes by the same; masks and index lists of sub-models are of the kind ``"mask"``.
         links: Those of them that went to or came from another hub than the server, by the same and by that hub. An edge
             stands in a client's place where it talks with the server.
+        dtype: The model's.
     """
 
+    dtype: torch.dtype
     values: Counter[tuple[int, Direction, str]] = field(default_factory=Counter)
     sizes: Counter[tuple[int, Direction, str]] = field(default_factory=Counter)
     links: Counter[tuple[int, Direction, str, int]] = field(default_factory=Counter)
@@ -117,7 +125,7 @@ class Ledger:
 
     def payload(self, client: int, direction: Direction, tensors: Payload) -> None:
         """Count tensors that travel beside the model, each by its name as kind."""
-        self.message(client, direction, payload_sizes(tensors))
+        self.message(client, direction, payload_sizes(tensors, self.dtype))
 
     def total(self, direction: Direction) -> int:
         """Return scalars in one direction."""
