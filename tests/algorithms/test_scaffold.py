@@ -22,7 +22,7 @@ from fedsweep.algorithms.prunefl.method import prunefl
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.aggregation import Uniform
-from fedsweep.components.codec import Codec
+from fedsweep.components.codec import Codec, Communication
 from fedsweep.components.compression.sparsifiers import TopK
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -232,8 +232,6 @@ def test_moves_are_divided_by_steps_whose_momentum_begins_with_the_round() -> No
 class Plain(Codec):
     """Sends the move whole, as a codec that may change it."""
 
-    error_feedback: bool = True  # type: ignore[assignment]
-
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         return {"move": move}
 
@@ -248,9 +246,19 @@ def test_nothing_is_rebuilt_from_moves_that_went_through_a_codec() -> None:
     check_experiment(tiny_experiment(replace(scaffold(), codec=Plain())))
 
 
+def test_its_changes_come_as_they_are_beside_a_codec_of_the_methods_own() -> None:
+    state = run(replace(scaffold(), codec=TopK(share=0.3)), rounds=4, double=True)
+    mean = torch.stack(list(client_controls(state).values())).sum(dim=0) / 6
+    torch.testing.assert_close(server_control(state), mean, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("method", [scaffold(), feddyn()], ids=lambda m: m.name)
 def test_what_the_server_adds_up_comes_in_the_end(method: FederatedMethod) -> None:
     """Of what a codec leaves out for good the server's sum would know nothing, and go another way than the clients'."""
-    with pytest.raises(ConfigError, match=r"adds up what the term .* the codec TopK leaves out of them never comes"):
-        check_experiment(tiny_experiment(replace(method, codec=TopK(share=0.1))))
-    check_experiment(tiny_experiment(replace(method, codec=TopK(share=0.1, error_feedback=True))))
+    made, match = tiny_experiment(method), r"adds up what the term .* the codec TopK leaves out of them never comes"
+    with pytest.raises(ConfigError, match=match):
+        check_experiment(replace(made, communication=Communication(up=TopK(share=0.1))))
+    check_experiment(replace(made, communication=Communication(up=TopK(share=0.1, error_feedback=True))))
+    if method.name == "feddyn":  # whose server has the models alone
+        with pytest.raises(ConfigError, match=match):
+            check_experiment(tiny_experiment(replace(method, codec=TopK(share=0.1))))

@@ -149,9 +149,10 @@ def test_network_that_casts_its_inputs_to_its_own_type_is_counted(dtype: torch.d
     assert fwd_macs_per_sample(Casting(), (1, 2, 2)) == 4 * 3 + 4 * 3
 
 
-def test_error_of_a_network_in_float32_is_its_own() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_error_of_a_network_is_its_own(dtype: torch.dtype) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        fwd_macs_per_sample(nn.Linear(5, 3), (1, 2, 2))
+        fwd_macs_per_sample(nn.Linear(5, 3).to(dtype), (1, 2, 2))
 
 
 class Recurrent(nn.Module):

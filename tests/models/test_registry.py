@@ -324,6 +324,28 @@ class Averaged(nn.Module):
         return logits
 
 
+class Etf(nn.Module):
+    """Takes inputs below 1 alone, and has a classifier that is a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+        del self.last.weight
+        self.last.register_buffer("weight", torch.eye(3, 4))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert inputs.max() < 1, "out of range"
+        logits: torch.Tensor = self.last(self.table(inputs))
+        return logits
+
+
+def test_constant_weights_and_inputs_in_a_range_are_sound() -> None:
+    adopt(Etf(), name="own", shape=ModelShape(input_shape=(5,), num_classes=3))
+    with pytest.raises(ConfigError, match=r"model 'own' can't take inputs .*: out of range"):
+        adopt(Etf(), name="own", shape=ModelShape(input_shape=(5,), num_classes=3, sample=torch.ones(1, 5)))
+
+
 def test_averages_of_ids_are_tried_on_ids_that_there_are() -> None:
     shape = ModelShape(input_shape=(5,), num_classes=3, sample=torch.zeros(1, 5, dtype=torch.long))
     with pytest.raises(ConfigError, match=r"the buffer 'module\.mean' changes in training"):

@@ -140,7 +140,8 @@ def _check_exactness(experiment: Experiment) -> None:
 def _check_sums(experiment: Experiment) -> None:
     """Refuse codecs that leave something out for good where all is counted on, or for later what is thrown away."""
     method, codec = experiment.method, experiment.up_codec
-    adding = [term.name for term in method.terms if term.adds_up]
+    # A codec of the method's own encodes models alone, so what a term sends comes as it is.
+    adding = [term.name for term in method.terms if term.adds_up and not (term.sends and method.codec.encodes)]
     # The server would add up other moves than the clients do, and their sums drift apart from round to round.
     if adding and codec.encodes and not codec.error_feedback:
         raise ConfigError(
@@ -149,8 +150,8 @@ def _check_sums(experiment: Experiment) -> None:
         )
     if method.pacing.discards_work() and codec.error_feedback:
         raise ConfigError(
-            f"method {method.name}: what its server throws away would come back with the next message by the codec's"
-            " error feedback; set error_feedback: false in communication.up, or leave the codec out"
+            f"method {method.name}: what its server throws away would come back with the next message by the error"
+            f" feedback of the codec {type(codec).__name__}; leave one of them out"
         )
 
 

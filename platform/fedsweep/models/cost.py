@@ -92,11 +92,14 @@ def counted(model: nn.Module, input_shape: tuple[int, ...]) -> Counted:
     types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     try:
         return _counted(_outline(model, types), input_shape)
-    except Exception:
+    except Exception as error:
         if types <= {torch.float32}:
             raise
-    # It casts its inputs to a type of its own.
-    return _counted(_outline(model, ()), input_shape)
+        first = error
+    try:  # it may cast its inputs to a type of its own
+        return _counted(_outline(model, ()), input_shape)
+    except Exception:
+        raise first from None
 
 
 def _counted(outline: nn.Module, input_shape: tuple[int, ...]) -> Counted:

@@ -16,6 +16,8 @@ from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.trees import Inputs, all_of, copied, each, moving_buffers, trained_params
 
 _PREFIX = "module"
+# How a module says that it does not take some inputs.
+_REFUSES_INPUTS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @final
@@ -76,7 +78,7 @@ def adopt(
     name: str,
     shape: ModelShape,
 ) -> Network:
-    """Return a user's module as a network, after a trial run on two samples of zeros.
+    """Return a user's module as a network, after trial runs on two samples.
 
     Args:
         module: What the user's callable returned.
@@ -126,7 +128,7 @@ def try_out(network: Network, *, name: str, outputs: tuple[int, ...]) -> Tensor:
         with torch.no_grad():
             features = network.features(inputs)
             logits = network.head(features)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, *_REFUSES_INPUTS) as error:
         raise ConfigError(f"model {name!r} can't take inputs {_shapes(inputs)}: {error}") from error
     network.train(was_training)
     if _changes(inputs) != before:
@@ -201,7 +203,7 @@ def _check_derived(network: Network, *, name: str) -> None:
     # First not of zeros, whose running averages stay zero; one id may be all that a table has.
     for inputs in (each(_nonzero, zeros), zeros):
         # What it does not take in training tells nothing of its buffers.
-        with contextlib.suppress(ArithmeticError, LookupError, RuntimeError, TypeError, ValueError), torch.no_grad():
+        with contextlib.suppress(*_REFUSES_INPUTS), torch.no_grad():
             tried(inputs)
     after = dict(tried.named_buffers())
     if changed := [path for path, value in before.items() if not torch.equal(after[path], value)]:
@@ -262,7 +264,6 @@ def _check_parameters(network: Network, *, name: str) -> None:
 def _derives_weights(module: nn.Module) -> bool:
     """Return whether its weights are made anew in each pass: those that methods prune, count and average are others."""
     is_layer = isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+    is_stored = module._parameters.get("weight") is not None or "weight" in module._buffers
     hooks = module._forward_pre_hooks.values()
-    return (is_layer and module._parameters.get("weight") is None) or any(
-        type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks
-    )
+    return (is_layer and not is_stored) or any(type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks)

@@ -606,6 +606,10 @@ def bounded_sums() -> nn.Module:
     return LooksUp(nn.EmbeddingBag(9, 4, max_norm=1.0))
 
 
+def by_frequency() -> nn.Module:
+    return LooksUp(nn.Embedding(9, 4, scale_grad_by_freq=True))
+
+
 TABLES: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: LooksUp(nn.Embedding(9, 4)),
     "frozen, with padding": lambda: LooksUp(nn.Embedding(9, 4, padding_idx=3).requires_grad_(False)),
@@ -630,6 +634,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "batch norm in smaller batches": ({}, {"build": normed}, "batch norm would take in"),
     "a table of bounded norms": ({}, {"build": bounded}, "an embedding changes its rows as it reads them (max_norm)"),
     "one of sums": ({}, {"build": bounded_sums}, "an embedding changes its rows as it reads them (max_norm)"),
+    "a table by frequency": ({}, {"build": by_frequency}, "an embedding (scale_grad_by_freq) would count what fills"),
     "a table with padding": ({}, {"build": padded, "double": True}, "an embedding has a row of padding (padding_idx)"),
 }
 

@@ -171,6 +171,8 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     whole = "training.local_steps, or equal_steps: true, makes all batches whole"
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in module.modules()):
         return f"batch norm would take in what fills up smaller batches ({whole})"
+    if any(getattr(layer, "scale_grad_by_freq", False) for layer in module.modules()):
+        return f"an embedding (scale_grad_by_freq) would count what fills up smaller batches ({whole})"
     reading = [term.name for term in side.terms if term.has_own("loss")]
     if reading or not (side.objective.skips_padding and side.task.skips_padding):
         reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
