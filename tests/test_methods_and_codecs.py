@@ -37,12 +37,14 @@ def sent(records: Sequence[RoundRecord], *, up: bool) -> set[str]:
     return kinds
 
 
-def check(method: str, way: str, codec: str) -> None:
+def check(method: str, way: str, codec: str, *, error_feedback: bool = False) -> None:
     world = subject_of(method).world(rounds=2)
-    experiment = replace(world, communication=Communication(**{way: CODECS[codec]()}))
+    made = CODECS[codec](error_feedback=True) if error_feedback else CODECS[codec]()
+    experiment = replace(world, communication=Communication(**{way: made}))
     try:
         check_experiment(experiment)
     except ConfigError as error:
+        assert not error_feedback
         assert "\n" not in str(error) and str(error).startswith(("communication", f"method {method}"))
         assert any(out in str(error) for out in ("set communication.", "choose another", "leave one of them out"))
         return
@@ -62,6 +64,11 @@ def check(method: str, way: str, codec: str) -> None:
 def test_a_method_trains_with_a_codec_or_is_refused_in_one_line(method: str) -> None:
     for way, codec in (("up", "none"), *product(("up", "down"), USUAL)):
         check(method, way, codec)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_what_adds_up_moves_trains_with_what_keeps_the_rest(method: str) -> None:
+    check(method, "up", "topk", error_feedback=True)
 
 
 @pytest.mark.parametrize("codec", ["int8", "randomk"])

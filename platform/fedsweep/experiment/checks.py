@@ -146,7 +146,7 @@ def _check_sums(experiment: Experiment) -> None:
     if adding and codec.encodes and not codec.error_feedback:
         raise ConfigError(
             f"method {method.name}: the server adds up what the term {adding[0]} notes of clients' moves, and what the"
-            f" codec {type(codec).__name__} leaves out of them never comes; choose one with error_feedback: true"
+            f" codec {type(codec).__name__} leaves out of them never comes; choose another, or error_feedback: true"
         )
     if method.pacing.discards_work() and codec.error_feedback:
         raise ConfigError(
