@@ -59,7 +59,7 @@ class SumOfLogits(Evaluation):
         whole = all(update.submodel == FULL_MODEL for update in updates)
         voters = [u.vector.clone() for u in updates if u.vector is not None] if whole else None
         state = {**state, "voters": voters}
-        if self.members == "participants" or state.get("round") == sync.round:
+        if self.members == "participants" or state["round"] == sync.round:
             return state
         # At the round's first sync point nothing has been made of it yet; at later ones it is no longer the server's.
         began = sync.layout.views(sync.anchors[sync.version])
