@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from tiny import seams_engine
-from torch import Tensor, nn
+from tiny import Halves, seams_engine
+from torch import Tensor
 
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.components.aggregation import Refinement, Weighting, by_samples
@@ -264,18 +264,6 @@ def test_registration_is_sample_counts_and_label_counts_where_they_are_read() ->
 def test_a_complex_number_of_a_payload_is_two_values() -> None:
     assert payload_sizes({"a": torch.zeros(3, dtype=torch.complex64)}, torch.float32) == {"a": Size(6, 24)}
     assert payload_sizes({"a": torch.zeros(3, dtype=torch.complex128)}, torch.float32) == {"a": Size(6, 24)}
-
-
-class Halves(nn.Module):
-    """A linear model that is trained in bfloat16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = linear_model().bfloat16()
-
-    def forward(self, images: Tensor) -> Tensor:
-        outputs: Tensor = self.linear(images.to(next(self.parameters()).dtype))
-        return outputs.float()
 
 
 def test_a_models_variates_cost_what_its_values_do_whatever_it_is_trained_in() -> None:

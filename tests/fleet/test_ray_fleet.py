@@ -13,7 +13,7 @@ import pytest
 import ray
 import torch
 from ray_pool import Pool, play
-from torch import Tensor, nn
+from tiny import Halves
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
@@ -29,7 +29,7 @@ from fedsweep.errors import ClientJobError, ResourceError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_cluster import ClusterNeeds, check_fits
 from fedsweep.method import FederatedMethod
-from fedsweep.testing import linear_model, local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 pytestmark = pytest.mark.ray
 
@@ -212,21 +212,9 @@ def test_a_client_that_diverges_names_client_round_and_step(pool: Pool, tmp_path
         play(pool, tiny_experiment(method, rounds=2, local_epochs=2), 2)
 
 
-class Halves(nn.Module):
-    """A linear model that is trained in bfloat16, which numpy has not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = linear_model().bfloat16()
-
-    def forward(self, images: Tensor) -> Tensor:
-        outputs: Tensor = self.linear(images.to(next(self.parameters()).dtype))
-        return outputs.float()
-
-
 @pytest.mark.parametrize("name", ["fedavg", "dynamicsgd"])  # by the server, and by shared memory
 def test_a_model_in_bfloat16_has_the_bits_of_one_process(pool: Pool, name: str) -> None:
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    ray.cloudpickle.register_pickle_by_value(sys.modules[Halves.__module__])
     work = tiny_experiment(METHODS[name], local_epochs=2, optimizer=MOMENTUM["persist"], build=Halves)
     expected = run_rounds(local_engine(work))
     assert expected.vector.dtype == torch.bfloat16 and expected.records[-1].test_accuracy > 0.5

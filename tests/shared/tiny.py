@@ -29,7 +29,7 @@ from fedsweep.records import ClientUpdate, RoundRecord, ServerContext, SyncConte
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_pictures, with_devices
+from fedsweep.testing import linear_model, local_engine, run_rounds, tiny_experiment, tiny_pictures, with_devices
 from fedsweep.trees import layout_of
 from fedsweep.world.devices import DeviceProfile
 
@@ -48,6 +48,18 @@ KEPT = {keep: OptimizerSettings(momentum=0.9, nesterov=True, keep=keep) for keep
 def net() -> Mlp:
     """Features, a head and two groups of eight units."""
     return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+
+class Halves(nn.Module):
+    """A linear model that is trained in bfloat16, which numpy has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = linear_model().bfloat16()
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(images.to(next(self.parameters()).dtype))
+        return outputs.float()
 
 
 def normed() -> nn.Module:
