@@ -110,23 +110,23 @@ class FederatedMethod:
 
     def _check_moves(self) -> None:
         """Refuse what reads off moves what steps did, where moves are made of something else, too."""
-        read = [f"the term {term.name}" for term in self.terms if term.needs_effective_steps]
+        of_every_step = [f"the term {term.name}" for term in self.terms if term.needs_effective_steps]
         # A weighting that needs the number of steps alone compares moves, however many of the steps trained a value.
         weighting = self.weighting
-        read += [type(weighting).__name__] * (weighting.needs_one_rate and not weighting.needs_effective_steps)
-        if read and self.submodels.draws_in_steps:
+        of_every_step += [type(weighting).__name__] * (weighting.needs_one_rate and not weighting.needs_effective_steps)
+        if of_every_step and self.submodels.draws_in_steps:
             raise ConfigError(
-                f"method {self.name}: {read[0]} takes clients' moves for those of all their steps, but"
+                f"method {self.name}: {of_every_step[0]} takes clients' moves for those of all their steps, but"
                 f" {type(self.submodels).__name__} draws in each step what it trains; leave one of them out"
             )
-        reading = [f"the term {t.name}" for t in self.terms if t.needs_effective_steps or t.adds_up]
-        reading += [type(weighting).__name__] * weighting.needs_one_rate
+        of_steps = [f"the term {t.name}" for t in self.terms if t.needs_effective_steps or t.adds_up]
+        of_steps += [type(weighting).__name__] * weighting.needs_one_rate
         setting = [term.name for term in self.terms if term.sets_params]
         parts = [f"{t.name} may have clients begin with others (prepare)" for t in self.terms if t.has_own("prepare")]
         parts += [f"{name} puts other values in place of what a step led to" for name in setting]
-        if reading and parts:
+        if of_steps and parts:
             raise ConfigError(
-                f"method {self.name}: {reading[0]} takes the move from the model that was received for that of its"
+                f"method {self.name}: {of_steps[0]} takes the move from the model that was received for that of its"
                 f" steps, but the term {parts[0]}; leave one of them out"
             )
         if setting and self.submodels.scales_steps:
