@@ -21,7 +21,7 @@ from fedsweep.engine.round_codecs import versions_made
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
-from fedsweep.experiment.checks import check_units
+from fedsweep.experiment.checks import check_batches, check_units
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, client_side, server_context
 from fedsweep.experiment.schedules import MOST_RATES
@@ -92,6 +92,7 @@ def check_first_round(experiment: Experiment) -> None:
     for _ in islice(planned_rounds(experiment, planner), ahead):
         pass
     check_units(experiment)
+    check_batches(experiment)
 
 
 def _check_schedule(experiment: Experiment) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedsweep.components.metrics import METRICS
 from fedsweep.errors import ConfigError, first_line
@@ -14,6 +15,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.experiment.schedules import MOST_RATES
 from fedsweep.models.network import Network
 from fedsweep.models.slicing import build_submodel_module
+from fedsweep.trees import copied
 from fedsweep.world.stragglers import PartialWork, StragglerPolicy
 
 
@@ -243,6 +245,43 @@ def check_units(experiment: Experiment) -> None:
             f"the network's unit_groups can't be cut, as method {experiment.method.name} does: {first_line(error)};"
             " name other groups or layers there"
         ) from error
+
+
+def check_batches(experiment: Experiment) -> None:
+    """Refuse clients whose pass ends with a batch of one sample where the network can't be trained on one.
+
+    A batch norm has no statistics of one value; it would fail in the first round that has such a client. Under drift
+    each round has other samples, and of a drawn population nobody knows them.
+
+    Raises:
+        ConfigError: There are such clients.
+    """
+    network, world = experiment.template, experiment.world
+    has_norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
+    if not (isinstance(network, Network) and has_norms) or world.is_drawn or world.drift is not None:
+        return
+    reason = _untrainable(network, 1)
+    if not reason or _untrainable(network, 2):
+        return
+    for client, samples in enumerate(ClientColumns.of(world.profiles).num_samples.tolist()):
+        _, batch, is_whole = experiment.local_steps(client, samples)
+        if (batch if is_whole else samples % batch or batch) == 1:
+            raise ConfigError(
+                f"model: this network can't be trained on a batch of one sample ({reason}), but client {client} ends"
+                f" its pass over {samples} with one (training.batch_size: {batch}); set training.local_steps or"
+                " training.equal_steps, whose batches are whole, normalise without a batch (GroupNorm, LayerNorm), or"
+                " choose another training.batch_size"
+            )
+
+
+def _untrainable(network: Network, samples: int) -> str:
+    """Return why a network can't be trained on so many samples; empty where it can."""
+    try:
+        with torch.no_grad():
+            copied(network).train()(network.example(samples))
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return first_line(error)
+    return ""
 
 
 def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:
