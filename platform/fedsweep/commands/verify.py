@@ -66,13 +66,13 @@ def verify(
         print(line)
     changed = misfit(result, repeated["sources"], repeated["versions"])
     if differing:
-        why = f", and it was made by other code or libraries: {changed}" if changed else ""
+        why = f", and it was made by other code, samples or libraries: {changed}" if changed else ""
         why += "".join(f"; {sentence}" for sentence in result.get("machines_changed", ()))
         if (cpu := result.get("cpu", repeated["cpu"])) != repeated["cpu"]:
             why += f"; it was played on another CPU ({str(cpu)[:80]}; here {repeated['cpu']}), where last digits differ"
         print(f"differs: {folder} does not repeat bit by bit{why}")
         raise typer.Exit(1)
-    also = f", also with code or libraries that are others now ({changed})" if changed else ""
+    also = f", also with code, samples or libraries that are others now ({changed})" if changed else ""
     print(f"identical: {result['rounds']} rounds, model {result['model_sha256']}{also}")
 
 

@@ -37,6 +37,7 @@ from fedsweep.records import State
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.remote_folder import read_from
 from fedsweep.runs.run_folder import CHECKPOINTS, CONFIG, MODEL, RunFolder
+from fedsweep.runs.sources import SAMPLES
 from fedsweep.tasks.base import Task
 from fedsweep.trees import constants_sha256, layout_of, load_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
@@ -79,6 +80,7 @@ class Subject:
         values: Its tensors, without what else travelled with them [num_values].
         run: The run's folder where the model is the run's own.
         result: What its ``result.json`` holds.
+        samples_changed: The data set is not what the run had.
     """
 
     config: Config
@@ -88,6 +90,7 @@ class Subject:
     values: Tensor
     run: RunFolder | None = None
     result: Mapping[str, Any]
+    samples_changed: bool = False
 
     @property
     def round(self) -> int:
@@ -165,16 +168,12 @@ class Subject:
             metrics=tested.figures,
             **self._by_client(experiment, tested),
         )
+        if as_before:
+            notes += self._changes(tested, is_partial=bool(notes))
         if not world.data.learned.has_classes:
-            if as_before and (changed := _moved(self.result.get("test_figures"), tested.figures)):
-                notes.append(f"the run's own last test came to {changed}: another machine's or library's arithmetic")
             return replace(outcome, notes=tuple(notes))
         num_classes = world.data.num_classes
         own = self._own_models(experiment, state)
-        before = self.result.get("test_accuracy")
-        if as_before and before not in (None, tested.accuracy):
-            why = "it was of that" if notes else "another machine's or library's arithmetic"
-            notes.append(f"the run's own last test came to {before}: {why}")
         if own is not None:
             notes.append(
                 "clients use models of their own, told apart as personal: the accuracy is the server's model's"
@@ -189,6 +188,19 @@ class Subject:
             personal_samples=None if own is None else own[1],
             notes=tuple(notes),
         )
+
+    def _changes(self, tested: EvaluationResult, *, is_partial: bool) -> list[str]:
+        """Say where a test comes to something else than the run's own last one, and why; a partial one is of less."""
+        why = "it was of that" if is_partial else "another machine's or library's arithmetic"
+        notes = []
+        if self.samples_changed:
+            notes, why = ["the samples of scenario.dataset are others now than the run had"], "it was of those"
+        if self.experiment.world.data.learned.has_classes:
+            before = self.result.get("test_accuracy")
+            moved = "" if before in (None, tested.accuracy) else str(before)
+        else:
+            moved = _moved(self.result.get("test_figures"), tested.figures)
+        return [*notes, f"the run's own last test came to {moved}: {why}"] if moved else notes
 
     def _by_client(self, experiment: Experiment, tested: EvaluationResult) -> dict[str, Any]:
         """Return how good the model is for each client, as fields of :class:`Evaluated`, if that is told."""
@@ -317,7 +329,8 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
         config = load_config(source)
     config = resolve(load_config(config.tree(), [*_here(config), *overrides]))
     dataset = dataset_of(config.scenario)
-    experiment = build_experiment(config, dataset)
+    experiment, recorded = build_experiment(config, dataset), result.get("sources")
+    samples = recorded.get(SAMPLES) if isinstance(recorded, Mapping) else None
     layout, base = layout_of(experiment.template), constants_sha256(experiment.template)
     if model is not None:
         file = weights_file(str(model), key="--model")
@@ -334,6 +347,7 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
         values=values,
         run=folder if model is None else None,
         result=result,
+        samples_changed=samples not in (None, dataset.digest),
     )
 
 

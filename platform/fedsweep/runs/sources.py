@@ -4,7 +4,8 @@ Counted are fedsweep's own folders from ``driver`` downwards (nothing above take
 and the modules of the user's plug-ins: those that the configuration names and, by their ``import`` statements, all that
 these import outside of the standard library and installed packages. A module that imports by computed names counts
 with all that lies beside it. Files that the scenario names (a graph, a fleet of devices, budgets) count too, but for
-traces to replay, which may become longer. What a plug-in reads from files of other kinds is not seen.
+traces to replay, which may become longer. The samples count as they were loaded, where that is known; what else a
+plug-in reads from files is not seen.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ _FILE_KEYS = ("path", "file", "clients")
 # Of the versions in a result, those on which its bits depend.
 LIBRARIES_THAT_COUNT = ("torch", "torchvision", "numpy")
 _MOST_NAMED = 4
+# The name of a data set's digest among the sources, for whoever has loaded it.
+SAMPLES = "the samples of scenario.dataset"
 
 
 def sources_of(tree: Mapping[str, Any]) -> dict[str, str]:
@@ -133,8 +136,9 @@ def changes(before: object, now: Sources) -> str:
 
 
 def _differing(one: Sources, other: Sources) -> list[str]:
-    """Return names that do not stand for the same in both, the user's own first."""
-    return sorted((n for n in {*one, *other} if one.get(n) != other.get(n)), key=lambda n: (_is_own(n), n))
+    """Return names that do not stand for the same in both, the user's own first; samples that one has not loaded do."""
+    names = {*one, *other} - ({SAMPLES} - ({*one} & {*other}))
+    return sorted((n for n in names if one.get(n) != other.get(n)), key=lambda n: (_is_own(n), n))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.guard import guarded
 from fedsweep.results.texts import is_accuracy
+from fedsweep.runs.sources import SAMPLES
 from fedsweep.sweeps.fairness import chooser_of, knows_seeds, notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
@@ -84,7 +85,7 @@ def prepare(
         logger.check()
     listed = trials or _planned_trials(config, folder, resume=resume)
     entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
-    datasets = _load_datasets(entries)
+    entries, datasets = _with_samples(entries)
     entries, sentences = with_lanes(config, entries, datasets)
     if extend:
         plan, extension = extended(config, folder, entries, allow_changed_code=allow_changed_code)
@@ -146,6 +147,13 @@ def _sample_trials(config: Config) -> list[Trial]:
 def _load_datasets(entries: Sequence[PreparedTrial]) -> dict[str, Dataset]:
     scenarios = {dataset_key(entry.config): entry.config.scenario for entry in entries}
     return {key: dataset_of(scenario) for key, scenario in scenarios.items()}
+
+
+def _with_samples(entries: Sequence[PreparedTrial]) -> tuple[list[PreparedTrial], dict[str, Dataset]]:
+    """Return the trials with their samples among their sources, and the data sets."""
+    datasets = _load_datasets(entries)
+    digests = {key: dataset.digest for key, dataset in datasets.items()}
+    return [replace(e, sources={**e.sources, SAMPLES: digests[dataset_key(e.config)]}) for e in entries], datasets
 
 
 def _check_trials(config: Config, entries: Sequence[PreparedTrial], datasets: Mapping[str, Dataset]) -> float:
