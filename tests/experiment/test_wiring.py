@@ -17,9 +17,11 @@ import torch
 from fedsweep.client.messages import LaneSettings
 from fedsweep.config.explain import all_keys
 from fedsweep.config.load import load_config
+from fedsweep.config.scenario import Scenario
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.errors import DataError
 from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.build_world import server_share
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.testing import local_engine, run_rounds
 from fedsweep.trees import model_vector
@@ -298,6 +300,15 @@ def frozen_model(experiment: Experiment) -> Experiment:
     world = replace(first.world, availability=None, drift=None)
     training = replace(first.training, cohort_size=len(world.profiles))
     return replace(experiment, world=world, training=training, build_model=SameModel(first.build_model))
+
+
+def test_proxy_data_by_class_pass_over_a_class_without_samples() -> None:
+    strata = np.repeat([1, 3], 6)
+    scenario = Scenario.model_validate({"server_data": {"proxy": {"per_class": 2}}})
+    _, proxy, rest = server_share(strata, 4, scenario, 0)
+    assert proxy is not None and strata[proxy].tolist() == [1, 1, 3, 3] and len(rest) == 8
+    with pytest.raises(DataError, match="0 \\+ 2 samples of class 2, but the training set has 1"):
+        server_share(np.append(strata, 2), 4, scenario, 0)
 
 
 def test_a_share_for_validation_that_keeps_no_sample_is_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.components.evaluation import Evaluation
 from fedsweep.components.metrics import Metric, measured
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.guard import ask, wrong
+from fedsweep.guard import ask, guarded, wrong
 from fedsweep.records import ClientUpdate, State
 from fedsweep.tasks.base import Task
 from fedsweep.trees import Inputs, any_of, as_tensors, placed, sample_values, targets_of
@@ -113,7 +113,8 @@ class Evaluator:
 
     def _inputs(self, start: int) -> Inputs:
         raw = as_tensors(np.array(self._images[start : start + self._batch_size]))
-        inputs = self._transform(raw, generator=None, train=False)
+        with guarded(when="at a test of the model"):
+            inputs = self._transform(raw, generator=None, train=False)
         return placed(inputs, device=self._device, dtype=self._dtype)
 
     def test(

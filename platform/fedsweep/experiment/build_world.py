@@ -11,7 +11,7 @@ from fedsweep.catalog import Bound, bound
 from fedsweep.client.shards import TrainingData
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
-from fedsweep.errors import ConfigError, DataError
+from fedsweep.errors import ConfigError, DataError, InvariantError
 from fedsweep.experiment.clients import check_drawn, client_profiles
 from fedsweep.experiment.experiment import World
 from fedsweep.streams import stream
@@ -26,7 +26,7 @@ from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.population import Built, Drawn, Split
 from fedsweep.world.stragglers import WaitForAll
 from fedsweep.world.topology import Star
-from fedsweep.world.transforms import Transform
+from fedsweep.world.transforms import Transform, check_transform
 
 _MOST_STRATA = 100_000  # counts of each stratum are kept for every client
 
@@ -75,18 +75,21 @@ def build_world(config: Config, dataset: Dataset) -> World:
         budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
         stragglers=built(config, "scenario.devices.stragglers") or WaitForAll(),
         topology=built(config, "scenario.topology", num_clients=scenario.clients, run_seed=seed) or Star(),
-        notes=_notes(scenario),
+        notes=_notes(scenario, indices, len(rest)),
     )
 
 
-def _notes(scenario: Scenario) -> tuple[str, ...]:
-    proxy = scenario.server_data.proxy
-    if proxy is None or proxy.dataset != scenario.dataset:
-        return ()
-    return (
-        f"scenario.server_data.proxy: its samples are of {scenario.dataset}, so clients hold them, too; per_class keeps"
-        " some that no client has",
-    )
+def _notes(scenario: Scenario, indices: Sequence[np.ndarray], num_samples: int) -> tuple[str, ...]:
+    """Say what a user may not have meant of the samples that the clients have, of so many."""
+    notes, proxy = [], scenario.server_data.proxy
+    if proxy is not None and proxy.dataset == scenario.dataset:
+        notes.append(
+            f"scenario.server_data.proxy: its samples are of {scenario.dataset}, so clients hold them, too; per_class"
+            " keeps some that no client has"
+        )
+    if isinstance(indices, Split) and (unused := num_samples - len(indices.flat)):
+        notes.append(f"scenario.partition gives {unused} of {num_samples} training samples to nobody")
+    return tuple(notes)
 
 
 def dataset_of(scenario: Scenario) -> Dataset:
@@ -255,6 +258,8 @@ def _check_pixel_targets(config: Config, dataset: Dataset, task: Task, transform
 def _transform(config: Config, dataset: Dataset, task: Task) -> Transform:
     item = bound(config, "scenario.transform")
     transform: Transform = item.build(dataset)
+    if not type(transform).__module__.startswith("fedsweep."):
+        check_transform(transform, dataset, item.name)
     if transform.pictures and dataset.pixels is None:
         raise ConfigError(
             f"scenario.transform {item.name} is for pictures, but data set {dataset.name!r} has none;"
@@ -277,6 +282,8 @@ def server_share(
         members = generator.permutation(np.flatnonzero(strata == label))
         num_validation = round(server_data.validation * len(members))
         num_proxy = (server_data.proxy.per_class if server_data.proxy is not None else None) or 0
+        if not len(members):
+            num_proxy = 0  # a class may have no samples at all
         if num_validation + num_proxy > len(members):
             raise DataError(
                 f"scenario.server_data keeps {num_validation} + {num_proxy} samples of class {label}, but the training"
@@ -302,7 +309,8 @@ def _split(
     config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | None, *, strata: np.ndarray, num_strata: int
 ) -> Sequence[np.ndarray]:
     """Return each client's samples, as indices into the training set."""
-    scenario, partition = config.scenario, bound(config, "scenario.partition").build()
+    scenario, item = config.scenario, bound(config, "scenario.partition")
+    partition = item.build()
     if drift is not None and drift.pool == "all" and not partition.draws_clients:
         return (rest,) * scenario.clients
     parts = partition.split(
@@ -314,7 +322,10 @@ def _split(
     )
     if partition.draws_clients:
         return Built(length=scenario.clients, build=lambda k: rest[parts[k]])
-    check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
+    try:
+        check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
+    except InvariantError as error:
+        raise DataError(f"scenario.partition {item.name}: {error}") from error
     whole = Split.of(parts)
     return Split(flat=rest[whole.flat], ends=whole.ends)
 

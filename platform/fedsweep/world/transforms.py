@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.errors import ConfigError, InvariantError
-from fedsweep.trees import Inputs, each
+from fedsweep.trees import Inputs, all_of, any_of, as_tensors, each
 from fedsweep.world.data.record import Dataset
 
 _CROP_TRIES = 10
@@ -364,3 +364,33 @@ TRANSFORMS: dict[str, Callable[[Dataset], Transform]] = {
     "fedstg": _fedstg,
     "niid_bench": _niid_bench,
 }
+
+
+def check_transform(transform: Transform, dataset: Dataset, name: str) -> None:
+    """Try a user's transform on two samples, for a test and for training.
+
+    Args:
+        transform: The user's.
+        dataset: Whose first samples it is given.
+        name: Its name in the configuration, for messages.
+
+    Raises:
+        ConfigError: It gives something else than inputs for two samples, or changes what it is given.
+    """
+    for train in (False, True):
+        samples = as_tensors(dataset.train.inputs[:2].copy())
+        before = each(torch.clone, samples)
+        answer = transform(samples, generator=torch.Generator().manual_seed(0) if train else None, train=train)
+        parts = [*answer.values()] if isinstance(answer, dict) else [answer]
+        where = f"scenario.transform {name}, called with train={train}, must"
+        if wrong := [part for part in parts if not (isinstance(part, Tensor) and len(part) == len(any_of(samples)))]:
+            shown = list(wrong[0].shape) if isinstance(wrong[0], Tensor) else f"a {type(wrong[0]).__name__}"
+            raise ConfigError(f"{where} return one tensor for a batch, but returned {shown} for two samples")
+        if dataset.pixels is not None and not parts[0].is_floating_point():
+            raise ConfigError(f"{where} return floats for pictures, but returned {parts[0].dtype}")
+        if not all(map(torch.equal, all_of(samples), all_of(before))):
+            raise ConfigError(f"{where} leave its batch as it is, which may be the data set's own memory")
+        if not train:
+            again = all_of(transform(samples, generator=None, train=False))
+            if any(not torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in zip(parts, again, strict=True)):
+                raise ConfigError(f"{where} return the same for the same batch; draw only where train holds")

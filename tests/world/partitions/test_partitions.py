@@ -299,6 +299,13 @@ def test_check_parts_refuses(parts: list[list[float]], message: str) -> None:
         check_parts([np.array(part) for part in parts], num_samples=5, num_clients=2)
 
 
+def test_check_parts_names_what_is_no_array() -> None:
+    with pytest.raises(InvariantError, match="one-dimensional integer arrays, not set"):
+        check_parts([{0, 1}, {2}], num_samples=5, num_clients=2)  # type: ignore[list-item]
+    with pytest.raises(InvariantError, match=r"not int64 \(1, 2\)"):
+        check_parts([np.array([[0, 1]]), np.array([2])], num_samples=5, num_clients=2)
+
+
 @pytest.mark.parametrize(
     ("parts", "named"), [(None, "NoneType"), ((part for part in ()), "generator"), ({0: [0], 1: [1]}, "dict")]
 )

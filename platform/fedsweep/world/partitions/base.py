@@ -71,11 +71,13 @@ def check_parts(parts: Sequence[Indices], *, num_samples: int, num_clients: int)
     if answer != num_clients:
         raise InvariantError(f"a partition must return one index array per client ({num_clients}), not {answer}")
     # An empty list becomes an array of floats.
-    joined = np.concatenate([np.asarray(part, None if np.size(part) else np.int64) for part in parts])
-    if not np.issubdtype(joined.dtype, np.integer) or joined.ndim != 1:
-        raise InvariantError(
-            f"a partition must return one-dimensional integer arrays, not {joined.dtype} {joined.shape}"
-        )
+    arrays = [np.asarray(part, None if np.size(part) else np.int64) for part in parts]
+    for array in arrays:
+        if not np.issubdtype(array.dtype, np.integer) or array.ndim != 1:
+            is_odd = array.dtype == object  # a set, say
+            what = type(array.item()).__name__ if is_odd and array.size == 1 else f"{array.dtype} {array.shape}"
+            raise InvariantError(f"a partition must return one-dimensional integer arrays, not {what}")
+    joined = np.concatenate(arrays)
     if len(joined) and not 0 <= joined.min() <= joined.max() < num_samples:
         raise InvariantError(
             f"a partition's indices must lie in 0..{num_samples - 1}, but range from {joined.min()} to {joined.max()}"
