@@ -22,7 +22,7 @@ Array = NDArray[Any]
 _KINDS = "buif"
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_TARGETS = np.empty((0, 0), np.float32)
-# Of each array a digest takes so many bytes at most, which a core reads in some 20 ms.
+# Of each array a digest takes so many bytes at most, some 35 ms of a slow core.
 _DIGESTED_BYTES = 2**24
 
 
