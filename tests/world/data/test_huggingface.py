@@ -1,5 +1,6 @@
 """The Hugging Face door, with the real library and without a network."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,38 @@ def test_a_size_of_pictures_is_refused_for_rows_of_numbers(tmp_path: Path) -> No
     datasets.Dataset.from_dict({"age": [1, 2, 3], "dose": [0, 1, 0]}).to_parquet(str(tmp_path / "rows.parquet"))
     with pytest.raises(ConfigError, match=r"scenario\.image_size=8 resizes pictures, but data set .* has none; leave"):
         load(f"{tmp_path}?columns=age&label=dose", image_size=8)
+
+
+def test_a_class_called_test_is_no_test_set(tmp_path: Path) -> None:
+    for split, count in (("train", 4), ("val", 2)):
+        for number in range(count):
+            place = tmp_path / "mine" / split / ("test" if number % 2 else "good")
+            place.mkdir(parents=True, exist_ok=True)
+            picture(10 * number + count).save(place / f"a[{number}]*?.png")
+    data = load(tmp_path / "mine")
+    assert data.class_names == ("good", "test")
+    assert data.train_images[:, 0, 0, 0].tolist() == [4, 24, 14, 34] and data.train_labels.tolist() == [0, 0, 1, 1]
+    assert data.test_images[:, 0, 0, 0].tolist() == [2, 12] and data.test_labels.tolist() == [0, 1]
+
+
+def test_a_changed_file_behind_a_link_is_read_anew(tmp_path: Path) -> None:
+    real, place = folder_of_pictures(tmp_path / "real"), tmp_path / "mine"
+    place.mkdir()
+    for split in ("train", "test"):
+        (place / split).symlink_to(real / split)
+    assert len(load(place).train) == 6 and load(place).test_images[:, 0, 0, 0].tolist() == [0, 10]
+    before = (real / "test" / "cat" / "1.png").stat()
+    picture(77).save(real / "test" / "cat" / "1.png")
+    os.utime(real / "test" / "cat" / "1.png", ns=(before.st_atime_ns, before.st_mtime_ns + 1000))
+    assert load(place).test_images[:, 0, 0, 0].tolist() == [0, 77]
+
+
+def test_runs_beside_pictures_are_no_data(tmp_path: Path) -> None:
+    place = folder_of_pictures(tmp_path / "mine")
+    (place / "runs" / "first").mkdir(parents=True)
+    (place / "runs" / "first" / "config.yaml").touch()
+    datasets.Dataset.from_dict({"round": [1]}).to_parquet(str(place / "runs" / "first" / "rounds.parquet"))
+    assert len(load(place).train) == 6 and len(load(place).test) == 2
 
 
 def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:

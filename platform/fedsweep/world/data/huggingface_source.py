@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import DataError, unknown_name
 from fedsweep.streams import Stream
+from fedsweep.world.data.huggingface_folder import files_of, layout
 
 if TYPE_CHECKING:
     import datasets
 
 PREFIX = "hf:"
 _OPTIONS = ("image", "label", "writer", "train", "test", "config", "text", "tokenizer", "length", "columns")
-# Readers of tables by their files' ends; beside pictures such files say something else.
-_TABLES = {"csv": "csv", "jsonl": "json", "json": "json"}
 _TEST_SPLITS = ("test", "validation", "valid", "val")
 _LABELS = ("label", "labels", "fine_label", "character")
 _TEST_SHARE = 0.2
@@ -72,22 +71,23 @@ def open_splits(place: str, options: Mapping[str, str], *, download: bool) -> Ma
     if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
         stored = library.load_from_disk(str(folder))
         return {"train": stored} if isinstance(stored, library.Dataset) else dict(stored)
-    # The reader is named, so that a folder's content can't choose one.
-    reader = "parquet" if any(folder.rglob("*.parquet")) else "imagefolder"
-    if reader != "parquet" and ("text" in options or "columns" in options):
-        reader = next((reader for end, reader in _TABLES.items() if any(folder.rglob(f"*.{end}"))), reader)
-    if reader == "imagefolder" and not _has_pictures(folder):
+    reader, splits = layout(f"{PREFIX}{place}", files_of(folder), as_table="text" in options or "columns" in options)
+    if not splits:
         raise DataError(
             f"{PREFIX}{place}: there are no pictures in {folder}; of a table say ?columns=A,B&label=C behind the name,"
             " of texts ?text=COLUMN"
         )
-    return dict(library.load_dataset(reader, data_dir=str(folder)))
+    files = {split: _listed(folder.resolve(), paths) for split, paths in splits.items()}
+    return dict(library.load_dataset(reader, data_files=files))
 
 
-def _has_pictures(folder: Path) -> bool:
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+def _listed(folder: Path, paths: Sequence[str]) -> Any:
+    """Return files as the library lists them, with what tells it that one was changed, behind a link, too."""
+    from datasets.data_files import DataFilesList
 
-    return any(file.suffix.lower() in ImageFolder.EXTENSIONS for file in folder.rglob("*"))
+    places = [folder / path for path in paths]
+    states = [(str(status.st_mtime_ns), str(status.st_size)) for status in map(Path.stat, places)]
+    return DataFilesList([place.as_posix() for place in places], states)
 
 
 @dataclass(frozen=True, kw_only=True)
