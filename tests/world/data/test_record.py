@@ -130,3 +130,15 @@ def test_masked_labels_and_groups_are_refused() -> None:
 def test_what_breaks_a_rule_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         small(**changes)
+
+
+def test_numbers_beyond_sixty_three_bits_are_refused_as_too_large() -> None:
+    large = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
+    for name in ("train_labels", "writers"):
+        with pytest.raises(DataError, match=f"{name} must be less than 2\\^63, but one is {2**64 - 1}; number them"):
+            small(**{name: large})
+    with pytest.raises(DataError, match=f"groups must be less than 2\\^63, but one is {2**64 - 1}"):
+        Samples(inputs=np.zeros((4, 1)), groups=large)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"targets must be less than 2\^63, but one is"):
+        Samples(inputs=np.zeros((4, 1)), targets=large)
+    assert Samples(inputs=np.zeros((4, 1)), targets=large // 4).targets.dtype == np.uint64

@@ -21,6 +21,7 @@ Array = NDArray[Any]
 # What inputs and targets may be: bool, integers, floats of up to 64 bits.
 _KINDS = "buif"
 _LARGEST = float(np.finfo(np.float32).max)
+_MOST = np.iinfo(np.int64).max
 _NO_TARGETS = np.empty((0, 0), np.float32)
 # Of each array a digest takes so many bytes at most, some 35 ms of a slow core.
 _DIGESTED_BYTES = 2**24
@@ -301,6 +302,8 @@ def integers(values: Any, what: str, *, length: int, each: str = "sample") -> ND
     _refuse_masked(values, what)
     if values.min() < 0:
         raise DataError(f"{what} must not be negative, but one is {values.min()}")
+    if values.max() > _MOST:
+        raise DataError(f"{what} must be less than 2^63, but one is {values.max()}; number them from 0")
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
@@ -322,6 +325,8 @@ def _check_values(values: Array, what: str) -> None:
     if values.dtype.kind not in _KINDS or values.dtype.itemsize > 8:
         raise DataError(f"{what} must be bool, integers or floats of at most 64 bits, but is {values.dtype}")
     _refuse_masked(values, what)
+    if values.dtype.kind == "u" and values.max() > _MOST:
+        raise DataError(f"{what} must be less than 2^63, but one is {values.max()}")
     # By the two ends, which a NaN makes NaN: no copy of all. In float32, which networks get, larger ones are infinite.
     if values.dtype.kind == "f" and not -_LARGEST <= float(values.min()) <= float(values.max()) <= _LARGEST:
         raise DataError(f"{what} must be finite in float32, but holds NaN, infinite values or some over {_LARGEST:.2g}")
