@@ -11,6 +11,8 @@ from PIL import Image
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.world.data.datasets import Dataset, load_dataset
+from fedsweep.world.data.huggingface_source import Source
+from fedsweep.world.data.huggingface_tables import _narrowed, _next_tokens
 
 datasets = pytest.importorskip("datasets", reason="the package datasets comes with the extra hf")
 
@@ -253,6 +255,47 @@ def test_a_table_that_lacks_something_is_said_in_one_line(options: str, said: st
     datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "rows.parquet"))
     with pytest.raises(DataError, match=said):
         load(f"{tmp_path}?{options}")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [np.arange(1_700_000_000, 1_700_000_020)],
+        [np.array([100.0, 100 + 1e-6])],
+        [np.array([2**60]), np.array([2**60 + 1, 2**60 + 90])],
+        [np.array([2**63, 2**63 + 5], np.uint64)],
+        [np.array([1_700_000_000, 1_700_000_100, 1_700_000_200])],
+    ],
+)
+def test_numbers_that_float32_moves_are_refused(numbers: list[Any]) -> None:
+    source = Source(name="hf:x", options={}, splits={})
+    with pytest.raises(DataError, match=r"hf:x: the numbers of the column age, \S+ to \S+, lie too close.*subtract an"):
+        _narrowed(source, "age", numbers)
+    lowest = min(part.min() for part in numbers)
+    shifted = [part - lowest for part in numbers]
+    assert all(np.allclose(a, b) for a, b in zip(_narrowed(source, "age", shifted), shifted, strict=True))
+
+
+def test_numbers_that_float32_tells_apart_are_taken(tmp_path: Path) -> None:
+    source = Source(name="hf:x", options={}, splits={})
+    drawn = np.random.default_rng(0).normal(size=100)
+    rows: list[Any] = [drawn, drawn + 1000, np.full(3, 1_700_000_001), np.array([True, False]), np.array([])]
+    rows += [np.array([0, 2**63], np.uint64), np.array([-3e38, 3e38]), np.array([np.nan, 1e9, 1e9 + 1])[:1]]
+    for numbers in rows:
+        assert np.array_equal(_narrowed(source, "age", [numbers])[0], numbers.astype(np.float32), equal_nan=True)
+    datasets.Dataset.from_dict({"age": [1e300, 2.0], "dose": [0, 1]}).save_to_disk(str(tmp_path / "rows"))
+    with pytest.raises(DataError, match="must be finite in float32"):
+        load(f"{tmp_path / 'rows'}?columns=age&label=dose")
+
+
+def test_next_tokens_are_the_same_whatever_side_is_padded() -> None:
+    ids = np.array([[7, 8, 9, 0, 0], [5, 0, 0, 0, 0], [1, 2, 3, 4, 5]], np.int32)
+    mask = np.array([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]], np.uint8)
+    right = _next_tokens({"input_ids": ids, "attention_mask": mask})
+    rolled = {"input_ids": np.stack([np.roll(row, 5 - own.sum()) for row, own in zip(ids, mask, strict=True)])}
+    left = _next_tokens({**rolled, "attention_mask": mask[:, ::-1]})
+    assert right.tolist() == [[8, 9, -100, -100, -100], [-100] * 5, [2, 3, 4, 5, -100]]
+    assert left.tolist() == [[-100, -100, 8, 9, -100], [-100] * 5, [2, 3, 4, 5, -100]]
 
 
 def test_a_folder_without_pictures_is_told_what_to_say(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import datasets
 
 _LENGTH, _LONGEST = 64, 65_536
+_LARGEST = float(np.finfo(np.float32).max)
 # A target that counts for nothing: it lies behind a text's end.
 _NOTHING = -100
 _ARRAYS = {"input_ids": np.int32, "attention_mask": np.uint8}
@@ -46,7 +47,7 @@ def dataset(source: Source) -> Dataset:
     if "text" in source.options:
         inputs, num_outputs = _texts(source, used)
     else:
-        inputs = [_rows(source, part) for part in used]
+        inputs = list(_rows(source, used))
     if label is None:
         targets = [_next_tokens(texts) for texts in inputs]
     else:
@@ -88,32 +89,58 @@ def _texts(source: Source, used: list[datasets.Dataset]) -> tuple[list[dict[str,
 
 
 def _next_tokens(texts: dict[str, Array]) -> NDArray[np.int64]:
-    """Return for each position the id behind it; nothing where the text has ended."""
+    """Return for each position the id behind it; nothing where either is padding, on whichever side that is."""
     ids, mask = texts["input_ids"], texts["attention_mask"]
     targets = np.full(ids.shape, _NOTHING, dtype=np.int64)
-    targets[:, :-1] = np.where(mask[:, 1:] > 0, ids[:, 1:], _NOTHING)
+    targets[:, :-1] = np.where(mask[:, :-1] & mask[:, 1:], ids[:, 1:], _NOTHING)
     return targets
 
 
-def _rows(source: Source, part: datasets.Dataset) -> NDArray[np.float32]:
-    """Return the chosen columns as rows [S, F]."""
+def _rows(source: Source, used: list[datasets.Dataset]) -> list[NDArray[np.float32]]:
+    """Return the chosen columns of each part as rows [S, F]."""
     columns = []
     for name in map(str.strip, source.options["columns"].split(",")):
         if name == source.options["label"]:
             raise DataError(f"{source.name}: the column {name} is learned, so it can't be an input, too")
-        values = source.values(source.named(name, part), part)
-        if values.ndim != 1 or values.dtype.kind not in "buif":
+        parts = [source.values(source.named(name, part), part) for part in used]
+        if any(values.ndim != 1 or values.dtype.kind not in "buif" for values in parts):
             raise DataError(f"{source.name}: the column {name} must hold numbers")
-        columns.append(values.astype(np.float32))
-    return np.stack(columns, axis=1)
+        columns.append(_narrowed(source, name, parts))
+    return [np.stack(part, axis=1) for part in zip(*columns, strict=True)]
 
 
 def _labels(source: Source, column: str, used: list[datasets.Dataset]) -> tuple[list[Array], tuple[str, ...]]:
     """Return targets [S]: classes with their names, or numbers without."""
     values, names = source.classes([column] * len(used), used)
     if values[0].dtype.kind == "f":
-        return [part.astype(np.float32) for part in values], ()
+        return list(_narrowed(source, column, values)), ()
     if not names:
         names = np.unique(np.concatenate(values)).tolist()
         values = [np.searchsorted(names, part) for part in values]
     return [part.astype(np.int64) for part in values], tuple(map(str, names))
+
+
+def _narrowed(source: Source, column: str, parts: list[Array]) -> list[NDArray[np.float32]]:
+    """Return a column's numbers in float32, as networks take them.
+
+    Raises:
+        DataError: That moves one by more than a thousandth of the range that the numbers lie in.
+    """
+    with np.errstate(over="ignore"):  # what is too large is refused with all that is not finite
+        narrow = [part.astype(np.float32) for part in parts]
+    ends = [end.item() for part in parts if part.size for end in (part.min(), part.max())]
+    lowest, highest = min(ends, default=0), max(ends, default=0)
+    most, bound = max(-lowest, highest), (highest - lowest) / 1000
+    if not bound or not most <= _LARGEST or float(np.spacing(np.float32(most))) / 2 <= bound:
+        return narrow
+    for part, rounded in zip(parts, narrow, strict=True):
+        values, first = np.unique(part, return_index=True)
+        # Python's integers are exact.
+        whole = values.dtype.kind in "iu"
+        for value, close in zip(values.tolist(), rounded[first].tolist(), strict=True):
+            if abs((int(close) if whole else close) - value) > bound:
+                raise DataError(
+                    f"{source.name}: the numbers of the column {column}, {lowest} to {highest}, lie too close for"
+                    f" float32, in which {value} is {close:.12g}: subtract an offset beforehand, such as {lowest}"
+                )
+    return narrow
