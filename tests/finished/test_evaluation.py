@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import fedsweep
 from fedsweep.cli import main
 from fedsweep.errors import InputError
-from fedsweep.finished.evaluation import evaluate, open_subject
+from fedsweep.finished.evaluation import _own_classes, evaluate, open_subject
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.data.datasets import load_dataset
 
@@ -153,6 +154,28 @@ def test_classes_of_other_data_are_the_models_by_their_names(fedavg: Path) -> No
     with pytest.raises(fedsweep.DataError, match="data 'two': the model knows no three, but 0, 1, 2"):
         evaluate(fedavg, data=named("7", "three"))
     assert evaluate(fedavg, data=named("seven", "three")).class_accuracies[7] != two.class_accuracies[7]
+
+
+def test_classes_without_names_go_by_their_numbers() -> None:
+    """Of numbers some may be left out, so that a class's place is not its number."""
+    zeros: Any = {part: np.zeros((3, 1, 2, 2), np.uint8) for part in ("train_images", "test_images")}
+    labels: Any = {part: np.array([0, 1, 0]) for part in ("train_labels", "test_labels")}
+    pixels: Any = {"scale": 1.0, "mean": (0.0,), "std": (1.0,)}
+    own = fedsweep.Dataset.images(name="own", **zeros, **labels, **pixels, num_classes=9)
+    for names, places in (((), [0, 1, 0]), (("4", "7"), [4, 7, 4]), (("a", "b"), [0, 1, 0])):
+        other = fedsweep.Dataset.images(name="other", **zeros, **labels, **pixels, num_classes=2, class_names=names)
+        assert _own_classes(own, other)[0].tolist() == places
+
+
+def test_a_folder_of_test_samples_alone_is_tested_whole(
+    fedavg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets comes with the extra hf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    columns = {"image": [Image.new("L", (8, 8), 9 * k) for k in range(10)], "label": [k % 4 for k in range(10)]}
+    rows = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    datasets.DatasetDict(test=rows).save_to_disk(str(tmp_path / "mine"))
+    assert evaluate(fedavg, data=f"hf:{tmp_path / 'mine'}").num_samples == 10
 
 
 def test_clients_of_another_world_have_accuracies_of_their_own(fedavg: Path) -> None:

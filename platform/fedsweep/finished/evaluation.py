@@ -111,7 +111,7 @@ class Subject:
             scenario = self.config.scenario
             sides = set() if own.pixels is None else {*own.image_shape[1:]}
             size = sides.pop() if len(sides) == 1 else None  # to others none can be resized
-            data = load_dataset(data, root=scenario.root, download=scenario.download, image_size=size)
+            data = load_dataset(data, root=scenario.root, download=scenario.download, image_size=size, for_test=True)
         elif not isinstance(data, Dataset):
             data = _given(own, data)
         return self._fitting(data)
@@ -277,6 +277,10 @@ def _own_classes(own: Dataset, other: Dataset) -> tuple[np.ndarray, tuple[str, .
         DataError: A class is none of the model's.
     """
     labels, names = other.test.targets, other.class_names
+    if all(map(str.isdecimal, names)) and not set(names) & set(own.class_names):
+        # Classes without names are called by their numbers, and may leave some out.
+        labels = np.array([int(name) for name in names])[labels] if names else labels
+        return labels, own.class_names or names
     if names == own.class_names or not set(names) & set(own.class_names):
         return labels, names or own.class_names
     if missing := sorted({names[label] for label in np.unique(labels)} - set(own.class_names)):

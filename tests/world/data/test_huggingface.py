@@ -11,7 +11,8 @@ from PIL import Image
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.world.data.datasets import Dataset, load_dataset
-from fedsweep.world.data.huggingface_source import Source
+from fedsweep.world.data.huggingface import _reason
+from fedsweep.world.data.huggingface_source import Source, numbered
 from fedsweep.world.data.huggingface_tables import _narrowed, _next_tokens
 
 datasets = pytest.importorskip("datasets", reason="the package datasets comes with the extra hf")
@@ -137,6 +138,25 @@ def test_a_class_is_what_its_name_says_in_either_split(tmp_path: Path) -> None:
     assert found.class_names == ("even", "odd", "none") and found.test_labels.tolist() == [1, 2, 1, 2]
 
 
+def test_a_split_for_testing_alone_is_tested_whole_and_not_trained_on(tmp_path: Path) -> None:
+    for split in ("test", "validation"):
+        place = tmp_path / split
+        datasets.DatasetDict({split: table(20)}).save_to_disk(str(place))
+        with pytest.raises(
+            DataError, match=rf"samples for testing alone, the split {split}, and none .*\?train={split}"
+        ):
+            load(place)
+        whole = load_dataset(f"hf:{place}", root=None, download=False, for_test=True)
+        assert whole.test_images[:, 0, 0, 0].tolist() == [*range(20)]
+        assert len(load(f"{place}?train={split}").train) + len(load(f"{place}?train={split}").test) == 20
+    rows = datasets.DatasetDict(test=datasets.Dataset.from_dict({"age": [*range(9)], "dose": [0, 1, 2] * 3}))
+    rows.save_to_disk(str(tmp_path / "rows"))
+    name = f"hf:{tmp_path / 'rows'}?columns=age&label=dose"
+    assert load_dataset(name, root=None, download=False, for_test=True).test.inputs[:, 0].tolist() == [*range(9)]
+    with pytest.raises(DataError, match="samples for testing alone, the split test"):
+        load_dataset(name, root=None, download=False)
+
+
 def labelled(labels: list[Any]) -> Any:
     return table(len(labels)).remove_columns("label").add_column("label", labels)
 
@@ -151,6 +171,24 @@ def test_texts_and_whole_numbers_beside_pictures_are_classes(tmp_path: Path) -> 
     assert load(tmp_path / "whole").train_labels.tolist() == [0, 2] and load(tmp_path / "whole").num_classes == 3
     datasets.DatasetDict(train=table(6), test=labelled(["odd", "even"])).save_to_disk(str(tmp_path / "mixed"))
     assert load(tmp_path / "mixed").test_labels.tolist() == [1, 0]
+
+
+def test_numbers_beside_pictures_are_classes_of_their_names_as_in_tables(tmp_path: Path) -> None:
+    parts = {"train": labelled([1, 2, 3, 1]), "test": labelled([3, 5])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "set"))
+    rows = {name: part.remove_columns("image").add_column("age", [1] * len(part)) for name, part in parts.items()}
+    datasets.DatasetDict(rows).save_to_disk(str(tmp_path / "rows"))
+    for data in (load(tmp_path / "set"), load(f"{tmp_path / 'rows'}?columns=age&label=label")):
+        assert data.class_names == ("1", "2", "3", "5") and data.num_classes == 4
+        assert data.train.targets.tolist() == [0, 1, 2, 0] and data.test.targets.tolist() == [2, 3]
+    labelled([0, -1, 1, 2]).save_to_disk(str(tmp_path / "without"))
+    with pytest.raises(DataError, match="labels must not be negative, but the column label holds -1"):
+        load(tmp_path / "without")
+
+
+def test_numbers_of_sixty_four_bits_without_a_sign_are_classes() -> None:
+    classes, names = numbered([np.array([2**64 - 1, 5], np.uint64), np.array([5, -1])])
+    assert names == ["-1", "5", str(2**64 - 1)] and [part.tolist() for part in classes] == [[2, 1], [1, 0]]
 
 
 def test_numbers_between_classes_and_rows_without_a_class_are_refused(tmp_path: Path) -> None:
@@ -232,6 +270,30 @@ def test_a_damaged_picture_is_said_in_one_line(tmp_path: Path) -> None:
     (place / "train" / "ant" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n no picture")
     with pytest.raises(DataError, match="can't be loaded"):
         load(place)
+
+
+# The library leaves the file that it could not read to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_picture_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    place = folder_of_pictures(tmp_path / "mine")
+    file = place / "train" / "cat" / "3.png"
+    Image.fromarray(np.arange(30, dtype=np.uint8).reshape(5, 6)).save(file)
+    file.write_bytes(file.read_bytes()[:60])
+    with pytest.raises(DataError, match=rf"can't be loaded: the picture {file} can't be read \(\w+: "):
+        load(place)
+    stored = [{"bytes": (place / "train/ant/0.png").read_bytes()}, {"bytes": b"no picture"}]
+    rows = datasets.Dataset.from_dict({"image": stored, "label": [0, 1]})
+    rows.cast_column("image", datasets.Image()).save_to_disk(str(tmp_path / "rows"))
+    with pytest.raises(DataError, match="the picture in row 2 can't be read"):
+        load(tmp_path / "rows")
+
+
+def test_the_cause_of_what_the_library_could_not_read_is_said() -> None:
+    try:
+        raise datasets.exceptions.DatasetGenerationError("An error occurred") from ValueError("3 fields\n in line 3")
+    except datasets.exceptions.DatasetGenerationError as error:
+        assert _reason(error) == "ValueError: 3 fields in line 3"
+    assert _reason(OSError("no")) == "OSError: no"
 
 
 def test_a_picture_of_sixteen_bits_is_refused(tmp_path: Path) -> None:

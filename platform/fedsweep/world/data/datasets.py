@@ -86,7 +86,9 @@ def is_present(name: str, *, root: str | None) -> bool:
     return DATASETS[name].is_present(_root_path(root))
 
 
-def load_dataset(name: str, *, root: str | None, download: bool, image_size: int | None = None) -> Dataset:
+def load_dataset(
+    name: str, *, root: str | None, download: bool, image_size: int | None = None, for_test: bool = False
+) -> Dataset:
     """Load a data set, by name.
 
     Args:
@@ -95,6 +97,7 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
         root: The folder that holds the data, in torchvision's layout; None for the user's cache.
         download: Whether missing files may be fetched from the network.
         image_size: Resize all images to this height and width, in pixels; None leaves them.
+        for_test: Whether the test samples alone are wanted; an ``hf:`` data set may then have no others.
 
     Raises:
         ConfigError: the name is unknown, or ``image_size`` is not positive.
@@ -104,7 +107,7 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
         raise ConfigError(f"scenario.image_size must be at least 1 pixel or null, but is {image_size}")
     folder = _root_path(root)
     if name.startswith(PREFIX):
-        return huggingface.load(name.removeprefix(PREFIX), download=download, image_size=image_size)
+        return huggingface.load(name.removeprefix(PREFIX), download=download, image_size=image_size, for_test=for_test)
     if name in DATASETS:
         dataset = DATASETS[name].load(folder, download=download)
     else:

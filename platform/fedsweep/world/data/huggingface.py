@@ -12,6 +12,7 @@ With ``text=COLUMN&tokenizer=FOLDER`` samples are texts, with ``columns=A,B,C`` 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +22,17 @@ from numpy.typing import NDArray
 from fedsweep.errors import ConfigError, DataError, FedsweepError, ResourceError
 from fedsweep.world.data import huggingface_tables as tables
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
-from fedsweep.world.data.huggingface_source import PREFIX, Source, held_out, is_folder, open_splits, read_options
+from fedsweep.world.data.huggingface_source import PREFIX, Source, is_folder, numbered, open_splits, read_options
 from fedsweep.world.data.record import Dataset
 
 if TYPE_CHECKING:
     import datasets
+    from PIL.Image import Image
 
 _MOST_PIXELS = 4096 * 4096
 
 
-def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
+def load(name: str, *, download: bool, image_size: int | None, for_test: bool = False) -> Dataset:
     """Load a data set of images with labels, of texts, or of rows of numbers.
 
     Where there is no split for testing, a fifth of the training split becomes the test set, the same in every run.
@@ -40,6 +42,7 @@ def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
         name: What follows ``hf:``.
         download: Whether the network may be used; what was fetched before is found without it.
         image_size: Height and width of all pictures; needed where theirs differ.
+        for_test: Whether the test samples alone are wanted; where there are no others, they stand for those, too.
 
     Raises:
         ConfigError: There are no pictures that ``image_size`` could be of.
@@ -55,7 +58,7 @@ def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
     library.disable_progress_bars()
     try:
         splits = open_splits(place, options, download=download)
-        source = Source(name=f"{PREFIX}{place}", options=options, splits=splits)
+        source = Source(name=f"{PREFIX}{place}", options=options, splits=splits, for_test=for_test)
         if "text" in options or "columns" in options:
             if image_size is not None:
                 raise ConfigError(
@@ -67,9 +70,15 @@ def load(name: str, *, download: bool, image_size: int | None) -> Dataset:
     except FedsweepError:
         raise
     except Exception as error:  # its readers raise what they like, for what is not there as for what is damaged
-        reason = " ".join(str(error).split())[:300]
         offline = "" if download or is_folder(place) else "; scenario.download is false"
-        raise DataError(f"{PREFIX}{place} can't be loaded ({type(error).__name__}: {reason}){offline}") from error
+        raise DataError(f"{PREFIX}{place} can't be loaded ({_reason(error)}){offline}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return what went wrong, in one line; the library says of what stopped it only that something did."""
+    while type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _dataset(source: Source, *, image_size: int | None) -> Dataset:
@@ -77,7 +86,7 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     # Which column and which split is what, is no matter of the files.
     choice = hashlib.blake2b(repr(sorted(source.options.items())).encode(), digest_size=6).hexdigest()
     arrays = cached_arrays(
-        f"hf-pictures-{image_size or 'own'}-{choice}",
+        f"hf-images-{image_size or 'own'}-{choice}",
         sources=[Path(file["filename"]) for part in used for file in part.cache_files],
         decode=lambda: _decoded(source, used, image_size=image_size),
     )
@@ -86,7 +95,7 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     return Dataset.images(
         name=source.name,
         **{key: values for key, values in arrays.items() if not key.endswith("writers")},
-        num_classes=len(names) if names else int(arrays["train_labels"].max()) + 1,
+        num_classes=len(names),
         scale=255.0,
         mean=tuple(float(mean) for mean in values.mean(axis=(0, 2, 3), dtype=np.float64)),
         # A channel of one value has no deviation, and images are divided by it.
@@ -110,7 +119,9 @@ def _decoded(source: Source, used: list[datasets.Dataset], *, image_size: int | 
         if not grey and part["images"].shape[1] == 1:
             part["images"] = np.repeat(part["images"], 3, axis=1)
     if len(parts) == 1:
-        parts = [{key: values[rows] for key, values in parts[0].items()} for rows in held_out(len(parts[0]["labels"]))]
+        parts = [
+            {key: values[rows] for key, values in parts[0].items()} for rows in source.divided(len(parts[0]["labels"]))
+        ]
     arrays = {
         f"{role}_{key}": values
         for role, part in zip(("train", "test"), parts, strict=True)
@@ -120,16 +131,22 @@ def _decoded(source: Source, used: list[datasets.Dataset], *, image_size: int | 
 
 
 def _labels(source: Source, used: list[datasets.Dataset]) -> tuple[list[NDArray[np.int64]], list[str]]:
-    """Return each part's labels [S] and the classes' names, if they have any."""
+    """Return each part's labels [S] and the classes' names, which are the numbers' own where they have no others."""
     columns = [source.column("label", part) for part in used]
     labels, names = source.classes(columns, used)
     for values in labels:
-        if values.dtype.kind == "f" and (odd := values[(values != np.floor(values)) | ~np.isfinite(values)]).size:
+        # As whole numbers floats are exact to 2^53 alone.
+        if values.dtype.kind == "f" and (odd := values[(values != np.floor(values)) | ~(abs(values) <= 2**53)]).size:
             raise DataError(
                 f"{source.name}: pictures' labels are classes, integers or texts, but the column {columns[0]} holds"
                 f" {odd[0]:g}"
             )
-    return [values.astype(np.int64) for values in labels], names
+        if values.size and values.min() < 0:
+            raise DataError(
+                f"{source.name}: labels must not be negative, but the column {columns[0]} holds {values.min():g}"
+            )
+    labels = [values if values.dtype.kind in "bu" else values.astype(np.int64) for values in labels]
+    return (labels, names) if names else numbered(labels)
 
 
 def _pictures(source: Source, part: datasets.Dataset, *, image_size: int | None) -> NDArray[np.uint8]:
@@ -137,10 +154,8 @@ def _pictures(source: Source, part: datasets.Dataset, *, image_size: int | None)
     from PIL.Image import Resampling
 
     name, column = source.name, source.column("image", part)
-    rows = part.select_columns([column])
     pictures: list[NDArray[np.uint8]] = []
-    for row in with_progress(rows, label=f"reading {name}"):
-        picture = row[column]
+    for picture in _opened(source, part.select_columns([column]), column):
         if picture.width * picture.height > _MOST_PIXELS:
             raise DataError(
                 f"{name}: a picture has {picture.width} x {picture.height} pixels, more than {_MOST_PIXELS}"
@@ -157,3 +172,20 @@ def _pictures(source: Source, part: datasets.Dataset, *, image_size: int | None)
         shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:3]) or "none"
         raise DataError(f"{name}: pictures must be of one size, but are {shown}; set scenario.image_size")
     return np.stack(pictures)
+
+
+def _opened(source: Source, rows: datasets.Dataset, column: str) -> Iterator[Image]:
+    """Yield the pictures one by one; of one that can't be read the error names the file, or else the row."""
+    import datasets as library
+
+    num_read = 0
+    try:
+        for row in with_progress(rows, label=f"reading {source.name}"):
+            yield row[column]
+            num_read += 1
+    except Exception as error:  # of damaged files Pillow raises what it likes
+        stored = rows.cast_column(column, library.Image(decode=False))[num_read][column]
+        place = stored["path"] if stored["bytes"] is None else f"in row {num_read + 1}"
+        raise DataError(
+            f"{source.name} can't be loaded: the picture {place} can't be read ({_reason(error)})"
+        ) from error

@@ -98,11 +98,13 @@ class Source:
         name: As it was named.
         options: What the name says of columns and splits.
         splits: The library's data sets by name.
+        for_test: Whether the samples for testing alone are wanted, so that there need be no others.
     """
 
     name: str
     options: Mapping[str, str]
     splits: Mapping[str, datasets.Dataset]
+    for_test: bool = False
 
     def split(self, role: str, candidates: tuple[str, ...]) -> str | None:
         """Return the split that has a role, as the user or its name says."""
@@ -111,13 +113,37 @@ class Source:
             raise DataError(f"{self.name}: {unknown_name('split', choice, list(self.splits))}")
         return choice or next((split for split in candidates if split in self.splits), None)
 
-    def used(self) -> list[datasets.Dataset]:
-        """Return the training split, and the one for testing where there is one."""
-        train = self.split("train", ("train", *self.splits))
-        if train is None:
-            raise DataError(f"{self.name} holds nothing")
+    def _roles(self) -> tuple[str | None, str | None]:
+        """Return the splits for training and for testing; one for testing alone has no samples for training."""
         test = self.split("test", _TEST_SPLITS)
+        return self.split("train", tuple(split for split in ("train", *self.splits) if split != test)), test
+
+    def used(self) -> list[datasets.Dataset]:
+        """Return the training split, and the one for testing where there is one; of a test alone that one.
+
+        Raises:
+            DataError: There are no samples, or none for training where these are wanted.
+        """
+        train, test = self._roles()
+        if train is None and test is None:
+            raise DataError(f"{self.name} holds nothing")
+        if train is None and not self.for_test:
+            raise DataError(
+                f"{self.name} has samples for testing alone, the split {test}, and none for training; to train on"
+                f" them and keep a fifth for testing, say ?train={test} behind the name"
+            )
         return [self.splits[split] for split in dict.fromkeys((train, test)) if split is not None]
+
+    def divided(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which samples of the one split that is used are for training, and which for testing.
+
+        All are for both where it is a split for testing: then nobody trains on them.
+        """
+        if self._roles()[0] is None:
+            everything = np.ones(count, dtype=bool)
+            return everything, everything
+        chosen = Stream(("hf-split",)).numpy().random(count) < _TEST_SHARE
+        return ~chosen, chosen
 
     def named(self, column: str, of: datasets.Dataset) -> str:
         """Return a column that the user named, and refuse one that is not there."""
@@ -196,7 +222,11 @@ class Source:
         return choice
 
 
-def held_out(count: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which of a data set's samples are for training, and which fifth for testing; the same in every run."""
-    chosen = Stream(("hf-split",)).numpy().random(count) < _TEST_SHARE
-    return ~chosen, chosen
+def numbered(parts: Sequence[NDArray[Any]]) -> tuple[list[NDArray[np.int64]], list[str]]:
+    """Return numbers of each part [S] as classes, which are named by them; only those that a part has are one."""
+    present = [np.unique(part, return_inverse=True) for part in parts]
+    # As Python's numbers: signed and unsigned ones of 64 bits have no type in common.
+    numbers = sorted({number for values, _ in present for number in values.tolist()})
+    classes = {number: place for place, number in enumerate(numbers)}
+    places = [np.array([classes[number] for number in values.tolist()], dtype=np.int64) for values, _ in present]
+    return [own[rows] for own, (_, rows) in zip(places, present, strict=True)], list(map(str, numbers))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import DataError
-from fedsweep.world.data.huggingface_source import Source, held_out
+from fedsweep.world.data.huggingface_source import Source, numbered
 from fedsweep.world.data.record import Array, Dataset, Samples
 from fedsweep.world.data.torchvision_compat import import_transformers
 
@@ -58,7 +58,7 @@ def dataset(source: Source) -> Dataset:
         for rows, wanted, groups in zip(inputs, targets, source.writers(used), strict=True)
     ]
     if len(samples) == 1:
-        samples = [samples[0].taken(np.flatnonzero(rows)) for rows in held_out(len(samples[0]))]
+        samples = [samples[0].taken(np.flatnonzero(rows)) for rows in source.divided(len(samples[0]))]
     named = () if label is None else classes
     return Dataset(name=source.name, train=samples[0], test=samples[1], num_classes=num_outputs, class_names=named)
 
@@ -115,8 +115,7 @@ def _labels(source: Source, column: str, used: list[datasets.Dataset]) -> tuple[
     if values[0].dtype.kind == "f":
         return list(_narrowed(source, column, values)), ()
     if not names:
-        names = np.unique(np.concatenate(values)).tolist()
-        values = [np.searchsorted(names, part) for part in values]
+        values, names = numbered(values)
     return [part.astype(np.int64) for part in values], tuple(map(str, names))
 
 
