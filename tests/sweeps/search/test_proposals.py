@@ -113,19 +113,54 @@ def test_a_search_looks_where_the_constraints_hold() -> None:
     assert np.median(later_rates(0.02)) < 0.04 < 0.3 < np.median(later_rates())
 
 
-def test_optunas_journal_has_each_trial_once(tmp_path: Path) -> None:
+def journalled(folder: Path) -> list[Any]:
+    """The trials of Optuna's journal."""
     import optuna
 
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "optuna.log"))
+    trials: list[Any] = optuna.load_study(study_name="fedsweep", storage=optuna.storages.JournalStorage(backend)).trials
+    return trials
+
+
+def test_optunas_journal_has_each_trial_once(tmp_path: Path) -> None:
     trials = play(TWO, count=4)
     outcomes = {trial.number: noisy(trial) for trial in trials} | {4: Outcome(values=None)}
     config = load_config({"sweep": {"space": TWO, "search": "optuna", "samples": 4}})
     Search(config).write_study(tmp_path, trials[:2], outcomes)
     Search(config).write_study(tmp_path, trials, outcomes)
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.log"))
-    study = optuna.load_study(study_name="fedsweep", storage=optuna.storages.JournalStorage(backend))
-    assert [trial.user_attrs["seed"] for trial in study.trials] == [0, 0, 1, 1]
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3 + ["FAIL"]
-    assert [trial.values for trial in study.trials[:3]] == [list(outcomes[k].values or ()) for k in (1, 2, 3)]
+    there = journalled(tmp_path)
+    assert [trial.user_attrs["seed"] for trial in there] == [0, 0, 1, 1]
+    assert [trial.state.name for trial in there] == ["COMPLETE"] * 3 + ["FAIL"]
+    assert [trial.values for trial in there[:3]] == [list(outcomes[k].values or ()) for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("cut", ["the end of a line", "half of a line", "zeros", "all but a piece"])
+def test_a_torn_journal_is_written_anew_with_one_warning(
+    cut: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trials, path = play(TWO, count=4), tmp_path / "optuna.log"
+    outcomes = {trial.number: noisy(trial) for trial in trials}
+    config = load_config({"sweep": {"space": TWO, "search": "optuna", "samples": 4}})
+    Search(config).write_study(tmp_path, trials[:2], outcomes)
+    whole = path.read_bytes()
+    torn = {"the end of a line": whole[:-1], "half of a line": whole[:-150], "zeros": whole[:-20] + bytes(20)}
+    path.write_bytes(torn.get(cut, whole[:5]))
+    search = Search(config)
+    for count in (2, 3, 4):
+        search.write_study(tmp_path, trials[:count], outcomes)
+    assert [trial.user_attrs["folder"] for trial in journalled(tmp_path)] == [trial.folder for trial in trials]
+    (record,) = caplog.records
+    assert f"{path} can't be gone on with (" in record.message and "written anew" in record.message
+
+
+def test_a_journal_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "optuna.log").mkdir()
+    trials, config = play(TWO, count=2), load_config({"sweep": {"space": TWO, "search": "optuna", "samples": 4}})
+    search = Search(config)
+    for count in (1, 2):
+        search.write_study(tmp_path, trials[:count], {trial.number: noisy(trial) for trial in trials})
+    (record,) = caplog.records
+    assert "the search goes on, but Optuna's dashboard lacks trials" in record.message
 
 
 def test_points_come_first_and_the_search_knows_what_they_came_to() -> None:

@@ -6,6 +6,7 @@ So a search that was killed goes on to the trials that it would have come to unb
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedsweep.errors import ResourceError
+from fedsweep.errors import ResourceError, first_line
 from fedsweep.results.seed_statistics import mean
 from fedsweep.results.texts import canonical
 from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
@@ -42,6 +43,7 @@ _FIRST_SETTINGS = 4
 _SETTINGS_PER_SEED = 2
 # So often a search may propose what it knows before it is taken to know no more.
 _PROPOSALS = 20
+_warn = logging.getLogger("fedsweep").warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,7 @@ class Search:
         self._config = config
         self._parts = {part.name: part for part in setting_spaces(config)}
         self._signs = tuple(1.0 if mode == "max" else -1.0 for mode in config.sweep.aims.values())
+        self._has_warned = False
 
     def next_values(
         self,
@@ -164,11 +167,29 @@ class Search:
         return None
 
     def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
-        """Write what trials came to into the sweep's folder, where Optuna's dashboard reads it; each once."""
+        """Write what trials came to into the sweep's folder, where Optuna's dashboard reads it; each once.
+
+        A log that can't be gone on with is written anew; nothing that happens to it ends a search.
+        """
+        path = folder / STUDY_FILE
+        try:
+            self._add_to_study(path, trials, outcomes)
+        except Exception as error:  # a line was torn by a power cut or a full disk: JSON's, Optuna's, the system's
+            rest = "it is written anew, from the trials' folders"
+            try:
+                path.unlink(missing_ok=True)
+                self._add_to_study(path, trials, outcomes)
+            except Exception:
+                rest = "the search goes on, but Optuna's dashboard lacks trials"
+            if not self._has_warned:
+                _warn(f"{path} can't be gone on with ({first_line(error)}); {rest}")
+            self._has_warned = True
+
+    def _add_to_study(self, path: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
         import optuna
         from optuna.storages.journal import JournalFileBackend
 
-        backend = JournalFileBackend(str(folder / STUDY_FILE))
+        backend = JournalFileBackend(str(path))
         study = optuna.create_study(
             study_name=_STUDY,
             storage=optuna.storages.JournalStorage(backend),
