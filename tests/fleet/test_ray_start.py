@@ -42,6 +42,17 @@ def test_ray_starts_early_where_the_configuration_says_that_it_is_needed(
     assert (None if needs is None else needs.actors) == actors
 
 
+def test_a_cluster_that_does_not_come_up_is_said_with_what_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Ray lost its raylet")
+
+    monkeypatch.setattr(ray_start, "_start_ray", lost)
+    with pytest.raises(
+        ResourceError, match=r"\(Ray lost its raylet\); on a machine that other work keeps busy .* again"
+    ):
+        ClusterStart(ClusterNeeds(actors=1, store_bytes=1)).wait()
+
+
 @pytest.mark.ray
 def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
     import ray

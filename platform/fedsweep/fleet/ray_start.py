@@ -127,7 +127,10 @@ class ClusterStart:
             self._give_up(keeps_logs=isinstance(error, Exception))
             if not isinstance(error, Exception):
                 raise  # Ctrl-C, maybe in a notebook, where the next run must not find this cluster
-            raise ResourceError(f"no Ray cluster could be started here ({first_line(error)}); try again") from error
+            raise ResourceError(
+                f"no Ray cluster could be started here ({first_line(error)}); on a machine that other work keeps busy"
+                " it may have waited too long: try again"
+            ) from error
         finally:
             self._put_mask_back()
         if self._dashboard:
