@@ -70,8 +70,8 @@ class Discount(Checked):
 
 
 def at_work(concurrency: int | None, context: RoundContext) -> int:
-    """Return the number of clients at work at a time."""
-    return concurrency or context.cohort_size
+    """Return the number of clients at work at a time, where enough are there."""
+    return concurrency or context.full_cohort_size
 
 
 def buffered(buffer_size: int | None, concurrency: int | None, context: RoundContext) -> int:

@@ -162,6 +162,7 @@ class RoundContext:
         present: Clients that are there.
         classes: Under drift, all clients' classes of this round; empty without.
         cohort_size: Clients asked for, at most as many as are there.
+        full_cohort_size: Clients asked for where all are there; 0 in contexts made by hand.
         profiles: All clients.
         cohort: The chosen clients; empty while they are being chosen.
         drawn: The same in the order in which they were chosen.
@@ -186,6 +187,7 @@ class RoundContext:
     profiles: Sequence[ClientProfile]
     present: Sequence[int] = ()
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    full_cohort_size: int = 0
     cohort: tuple[int, ...] = ()
     drawn: tuple[int, ...] = ()
     work: Mapping[int, ClientWork] = field(default_factory=dict)
@@ -347,13 +349,11 @@ class RoundRecord:
     """One row of ``rounds.parquet``; None where a method has no such thing.
 
     ``total_bytes`` counts both ways, from before round 1 up to and with the round; ``best_accuracy`` is that of all
-    tests so far. ``staleness`` (None where no work outlasts its round)
-    is, for each attendee, how often the server's model changed since it received the one that it trained.
-    ``class_accuracies`` are the tested model's by class index, ``client_scores`` its leading figure over each client's
-    own test samples, ``personal_accuracies`` those of the clients' own models by client, each on its share of the test
-    set; NaN where there are no test samples. ``traffic`` goes to a
-    table of its own. ``full_time_s`` is ``sim_time_s`` with what that leaves out:
-    what travels beside models, the server's work, and what goes before round 1.
+    tests so far. ``staleness`` (None where no work outlasts its round) is, for each attendee, how often the server's
+    model changed since it received the one that it trained. ``class_accuracies`` are the tested model's by class index,
+    ``client_scores`` its leading figure over each client's own test samples, ``personal_accuracies`` those of the
+    clients' own models by client, each on its share of the test set; NaN without test samples. ``full_time_s`` is
+    ``sim_time_s`` with payloads, the server's work and what goes before round 1; ``traffic`` has a table of its own.
     """
 
     round: int

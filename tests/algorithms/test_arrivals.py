@@ -229,6 +229,26 @@ def test_clients_that_are_away_leave_places_empty() -> None:
     assert [len(r.attendees) for r in state.records[1:]] == [4] * 11
 
 
+@pytest.mark.parametrize(
+    ("method", "written_out"),
+    [
+        (fedasync(), fedasync(concurrency=4)),
+        (fedbuff(), fedbuff(buffer_size=2, concurrency=4)),
+        (fedbuff(buffer_size=1), fedbuff(buffer_size=1, concurrency=4)),
+    ],
+)
+def test_by_default_as_many_work_as_the_cohort_has_however_few_are_there(
+    method: FederatedMethod, written_out: FederatedMethod
+) -> None:
+    """Two clients are there in every other round; four, or one more, may be at work in each."""
+    present = tuple((0, 1) if round % 2 else tuple(range(10)) for round in range(12))
+    trace = ReplayAvailability(trace=ScenarioTrace(num_clients=10, num_classes=4, present=present))
+    by_default, as_written = (run(each, availability=trace) for each in (method, written_out))
+    assert torch.equal(by_default.vector, as_written.vector)
+    columns = [[(r.cohort, r.attendees, r.sim_time_s) for r in state.records] for state in (by_default, as_written)]
+    assert columns[0] == columns[1]
+
+
 def test_moves_go_with_server_optimisers_and_a_pull() -> None:
     found = run(merge(fedbuff(buffer_size=3), fedavgm(momentum=0.5), fedprox(mu=0.1)))
     assert bool(torch.isfinite(found.vector).all())

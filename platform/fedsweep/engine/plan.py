@@ -180,6 +180,7 @@ class Planner:
             present=present,
             classes=classes,
             cohort_size=min(self._most_selected, len(available)),
+            full_cohort_size=self._most_selected,
             profiles=world.profiles,
             in_flight=tuple(sorted(state.held)),
             clock=state.clock or 0.0,
