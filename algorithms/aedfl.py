@@ -89,6 +89,11 @@ class OwnPace(Pacing):
         return range(context.num_clients)
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
+        if context.classes:
+            raise ConfigError(
+                f"method {self.method}: a client's training goes on over rounds of others, in each of which"
+                " scenario.drift gives it other samples; set it to null"
+            )
         graph = graph_of(context.topology, self.method)
         returned = set(state["away"]).intersection(context.cohort)
         back = {**state["back"], **dict.fromkeys(sorted(returned), state["moment"])}
@@ -176,7 +181,7 @@ class FreshNeighbours(NeighbourWeighting):
     Card(
         title="AEDFL",
         source="Liu et al., SDM 2024",
-        needs=("graph", "devices", "classes"),
+        needs=("graph", "devices", "no drift", "classes"),
         live=("personal_accuracy", "rounds_behind"),
         differs=(
             "the weights are a stand-in: the paper learns them, by a reinforcement learner on each device",

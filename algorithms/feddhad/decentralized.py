@@ -275,7 +275,7 @@ def _gradient_on_the_way(update: ClientUpdate, sync: SyncContext) -> Tensor | No
     Card(
         title="AEDFL+FedDHAD",
         source="Liu et al. 2025, FedDHAD, Table 7",
-        needs=("graph", "devices", "classes", "units"),
+        needs=("graph", "devices", "no drift", "classes", "units"),
         live=("personal_accuracy", "dropout_device_rate", "noniid_v_mean"),
         limits=(
             Limit(

@@ -24,6 +24,7 @@ NEEDS: Mapping[str, str] = {
     "classes": "samples of one class each (`scenario.task`: classification)",
     "evaluation": "a test after every round (`evaluation.every: 1`)",
     "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
+    "no drift": "clients whose samples stay the same (`scenario.drift: null`)",
     "features": "a network that says where its features and its head are",
     "graph": "clients that talk with each other (`scenario.topology`: ring, exponential, random, complete, file)",
     "tree": "edge servers (`scenario.topology`: tree)",

@@ -25,6 +25,7 @@ from fedsweep.algorithms.hierfavg import hierfavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components import Uniform
 from fedsweep.engine.engine import Engine
+from fedsweep.engine.forecast import check_first_round
 from fedsweep.engine.hubs.merging import consensus_distance
 from fedsweep.errors import ConfigError
 from fedsweep.fleet.fleet import LocalFleet
@@ -33,6 +34,7 @@ from fedsweep.testing import golden_problem, local_engine, play_round, run_round
 from fedsweep.testing.subject import small_network
 from fedsweep.testing.worlds import tiny_device, with_devices
 from fedsweep.world.availability import Availability
+from fedsweep.world.drift import CosineRotation
 from fedsweep.world.topology import Graph, Link, Topology, Tree, complete, exponential, hub_name, ring, tree
 
 SIZES = (4, 8, 12, 24, 28, 20)
@@ -242,6 +244,14 @@ def test_neighbours_that_are_behind_count_less() -> None:
     alone = times(aedfl(patience=0), ring(num_clients=6), [1e2, 1e5, 1e2, 1e2, 1e2, 1e2], rounds=1)
     cut_off = times(aedfl(), NOBODY, [1e2, 1e5, 1e2, 1e2, 1e2, 1e2], rounds=1)
     assert torch.equal(alone[-1].models[1].vector, cut_off[-1].models[1].vector)
+
+
+@pytest.mark.parametrize("method", [aedfl(), aedfl_feddhad(base_rate=0.3)])
+def test_samples_that_change_while_a_client_trains_are_refused_before_the_run(method: FederatedMethod) -> None:
+    drift = CosineRotation(num_classes=4, num_rounds=6, min_classes=2, max_classes=3)
+    scene = world(method, ring(num_clients=6), build=small_network, drift=drift)
+    with pytest.raises(ConfigError, match=r"goes on over rounds of others, .*scenario\.drift .* set it to null"):
+        check_first_round(with_devices(scene, [tiny_device(1e4)]))
 
 
 def test_a_row_has_the_distance_and_how_good_clients_models_are() -> None:
