@@ -19,6 +19,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.world.devices import DeviceProfile
+from fedsweep.world.stragglers import Deadline
 
 # One sample costs 6 x 24 FLOPs, a model 28 x 32 bits. At a batch of 4: 4 x 144 / 1152 = 1/2 s and 1/4 s overhead a
 # step; down 1/2 + 896 / 448 = 5/2 s, up 1/4 + 896 / 896 = 5/4 s.
@@ -194,3 +195,23 @@ def test_the_full_time_waits_for_whoever_is_slowest_with_its_payload() -> None:
     (record,) = run_rounds(engine).records
     assert record.sim_time_s == ROUND + 1
     assert record.full_time_s == pytest.approx(0.25 + 32 / 448 + max(ROUND + 1 + 1, ROUND + 1 + 2))
+
+
+@pytest.mark.parametrize(("deadline_s", "more"), [(20.0, 0.0), (ROUND + 1, 0.0), (ROUND + 0.25, 0.75)])
+def test_payloads_that_arrive_by_the_deadline_delay_no_round_that_lasts_until_it(
+    deadline_s: float, more: float
+) -> None:
+    """Client 1 is always late; client 0's model is there after ROUND seconds, its payload one second later."""
+    experiment = tiny_experiment(
+        replace(fedavg(), terms=(Chatty(),)),
+        num_clients=2,
+        cohort_size=2,
+        sizes=(16, 16),
+        rounds=3,
+        stragglers=Deadline(deadline_s=deadline_s),
+    )
+    engine = local_engine(with_devices(experiment, lambda k: replace(DEVICE, overhead_s=100.0) if k else DEVICE))
+    records = run_rounds(engine).records
+    assert [record.sim_time_s for record in records] == [number * deadline_s for number in (1, 2, 3)]
+    full = [float(record.full_time_s or 0) for record in records]
+    assert full == pytest.approx([REGISTERED + number * (deadline_s + more) for number in (1, 2, 3)])

@@ -116,11 +116,14 @@ def whole_round(client: int, context: RoundContext, inputs: TimingInputs) -> Cli
     return leg_time(leg, context, inputs)
 
 
-def payload_s(points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs, ledger: Ledger) -> float:
+def payload_s(
+    points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs, ledger: Ledger, *, end: float
+) -> float:
     """Return by how many virtual seconds payloads delay the round's end; the clock itself times models alone.
 
     A client's payload bytes are spread evenly over its messages of the round. Who dropped out, and the order of
-    arrivals, stay as the clock has them.
+    arrivals, stay as the clock has them. Where the round waited for those who did (a deadline), its ``end`` is later
+    than its last message, and payloads that arrive by then delay nothing.
     """
     total = ledger.payload_bytes()
     if not total or not points:
@@ -131,7 +134,7 @@ def payload_s(points: tuple[SyncPoint, ...], context: RoundContext, inputs: Timi
         messages.update((client, "up") for client in point.attend)
     shares = {key: size / messages[key] for key, size in total.items() if messages[key]}
     ends = [round_end(points, context, replace(inputs, payload_bytes=each))[0] for each in (shares, {})]
-    return ends[0] - ends[1]
+    return max(0.0, ends[0] - max(ends[1], end))
 
 
 def server_s(flops: float) -> float:

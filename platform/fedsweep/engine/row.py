@@ -152,7 +152,7 @@ class RowMaker:
             earlier = before.setup_s or 0.0
         elif (last := before.records[-1]).full_time_s is not None and last.sim_time_s is not None:
             earlier = last.full_time_s - last.sim_time_s
-        payloads = payload_s(plan.points, plan.context, plan.timing_inputs, round.ledger)
+        payloads = payload_s(plan.points, plan.context, plan.timing_inputs, round.ledger, end=clock)
         return clock + earlier + payloads + server_s(server_flops)
 
     def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
