@@ -233,6 +233,15 @@ def test_an_upload_that_had_begun_counts_in_full() -> None:
     assert record.bytes_up == 3 * MODEL_BYTES and record.local_steps == 12
 
 
+@pytest.mark.parametrize(("local_epochs", "steps"), [(1, 4), (2, 8)])
+def test_partial_work_that_is_late_is_not_sent(local_epochs: int, steps: int) -> None:
+    """The slow one has its first four steps at 14.5 s, but would be back at 15.75 s; by 15 s it has no other."""
+    record = played(fedavg(), PartialWork(deadline_s=15.0), slow_first, local_epochs=local_epochs).records[0]
+    assert (record.attendees, record.sim_time_s) == ((1, 2), 15.0)
+    assert record.bytes_down == 3 * MODEL_BYTES and record.bytes_up == 2 * MODEL_BYTES
+    assert record.local_steps == 4 + 2 * steps
+
+
 def test_a_client_that_vanishes_sends_nothing() -> None:
     gone = replace(DEVICE, drop_probability=1.0)
     record = played(fedavg(), None, lambda k: gone if k == 0 else DEVICE).records[0]

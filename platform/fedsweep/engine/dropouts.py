@@ -38,18 +38,18 @@ class Dropout:
     Attributes:
         time: What it would need for its round.
         steps: Local steps that it would take.
-        failed: It vanishes, so that it sends nothing.
+        sends: It sends its model when it has trained; not where it vanishes, or trains only what is back in time.
     """
 
     time: ClientTime
     steps: int
-    failed: bool
+    sends: bool
 
     def work_by(self, end_s: float) -> LostWork:
         """Return what it has done that many seconds after the round's start, its end."""
         trained_s, compute_s = max(0.0, end_s - self.time.download_s), self.time.compute_s
         if compute_s <= trained_s:
-            return LostWork(steps=self.steps, sends=not self.failed)
+            return LostWork(steps=self.steps, sends=self.sends)
         # The slack keeps a step that ends with the round.
         return LostWork(steps=min(self.steps, math.floor(self.steps * trained_s / compute_s + 1e-9)), sends=False)
 
@@ -105,7 +105,7 @@ def close_round(
         wanted: Updates wanted.
 
     Reading: the sources say that discarded work counts as far as it is spent. Whoever drops out trains until the round
-    ends; one that vanishes does so before it sends anything.
+    ends; one that vanishes does so before it sends anything, and one that stops by itself in time has nothing to send.
     """
     failed = {client for client in times if fails(client)}
     runs = [
@@ -122,7 +122,9 @@ def close_round(
     return Closing(
         duration_s=outcome.duration_s,
         lost={
-            client: Dropout(time=time, steps=work[client].steps, failed=client in failed)
+            client: Dropout(
+                time=time, steps=work[client].steps, sends=policy.late_clients_send and client not in failed
+            )
             for client, time in times.items()
             if client not in outcome.survivors
         },

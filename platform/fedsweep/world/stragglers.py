@@ -59,6 +59,8 @@ class StragglerPolicy(Checked, ABC):
     """
 
     section: ClassVar[str] = "scenario.devices.stragglers"
+    # Whether a client that is too late has sent its model, or begun to.
+    late_clients_send: ClassVar[bool] = True
 
     over_selection: float = field(default=1.0, init=False)
 
@@ -170,6 +172,8 @@ class PartialWork(StragglerPolicy):
 
     A client without one full epoch by then has nothing to send. Round time: at most D.
     """
+
+    late_clients_send: ClassVar[bool] = False
 
     deadline_s: Positive
 
