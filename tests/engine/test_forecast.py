@@ -10,6 +10,7 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.engine.forecast import forecast, notes_after, notes_before
 from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.experiment import StopLimits
 from fedsweep.testing import local_engine, run_rounds
 
 NEVER = "no inner synchronisation in any round"
@@ -139,3 +140,22 @@ def test_a_forecast_is_an_estimate_where_training_says_what_a_codec_sends(method
     (expected, _), (counted, _) = costs({"name": method}, **sections)
     config = load_config(sections, [f"method.name={method}", "training.rounds=2"])
     assert (expected == counted, forecast(build_experiment(config)).exact) == (told, told)
+
+
+@pytest.mark.parametrize("limit", ["sim_time_s", "total_bytes"])
+@pytest.mark.parametrize("within", [5, 7.5])
+def test_a_limit_beyond_the_planned_rounds_ends_the_forecast_too(limit: str, within: float) -> None:
+    """Four of twenty rounds are planned, all of which cost the same; the run ends where the forecast says."""
+    scenario = {"clients": 3, "devices": {"profile": "homogeneous", "of": "phone-slow"}}
+    training = {"rounds": 20, "cohort_size": 3, "local_steps": 1}
+    free = build_experiment(load_config({"scenario": scenario, "training": training}))
+    one = forecast(replace(free, training=replace(free.training, rounds=1)))
+    assert one.sim_time_s is not None
+    before = one.registration_bytes
+    most = within * one.sim_time_s if limit == "sim_time_s" else before + int(within * (one.total_bytes - before))
+    limited = replace(free, training=replace(free.training, stop=StopLimits(**{limit: most})))  # type: ignore[arg-type]
+    expected, state = forecast(limited, most_planned=4), run_rounds(local_engine(limited))
+    assert expected.rounds == len(state.records) == int(within) and not expected.exact
+    assert expected.total_bytes == state.total_bytes and expected.sim_time_s == pytest.approx(state.clock)
+    assert expected.local_steps == sum(record.local_steps for record in state.records)
+    assert forecast(limited).exact and forecast(limited).rounds == int(within)

@@ -136,7 +136,7 @@ def _print_forecast(plan: Plan) -> None:
     about = "" if cost.exact else "about "
     clock = "none, without scenario.devices" if cost.sim_time_s is None else f"{about}{cost.sim_time_s:,.1f} s"
     lines = [
-        f"rounds: {cost.rounds}, at most",
+        f"rounds: {_rounds_in_words(cost.rounds, plan, is_exact=cost.exact)}",
         f"runs: {plan.backend}",
         f"executor: {executor_in_words(plan.experiment)}",
         f"model parameters: {cost.num_params:,}",
@@ -149,6 +149,11 @@ def _print_forecast(plan: Plan) -> None:
     ]
     remarks = [f"# note: {text}" for text in cost.remarks]
     print(plan.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *remarks]))
+
+
+def _rounds_in_words(rounds: int, plan: Plan, *, is_exact: bool) -> str:
+    most = plan.experiment.training.rounds
+    return f"{rounds}, at most" if is_exact or rounds == most else f"about {rounds} of {most}, until a limit"
 
 
 def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **settings: bool) -> None:

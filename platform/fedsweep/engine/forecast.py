@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -23,7 +24,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_batches, check_units
 from fedsweep.experiment.clients import ClientColumns
-from fedsweep.experiment.experiment import Experiment, client_side, server_context
+from fedsweep.experiment.experiment import Experiment, StopLimits, client_side, server_context
 from fedsweep.experiment.schedules import MOST_RATES
 from fedsweep.experiment.unforeseen import plans_are_learned
 from fedsweep.fleet.fleet import LocalFleet
@@ -46,7 +47,8 @@ class Forecast:
     """The costs of a run, before it.
 
     Attributes:
-        rounds: Rounds of the run; fewer where a limit on bytes or virtual time ends it.
+        rounds: Rounds of the run; fewer where a limit on bytes or virtual time ends it, which is an estimate beyond
+            the rounds that were planned.
         local_steps: All clients', all rounds.
         turns: Clients with a job, added up over the rounds.
         total_bytes: From before round 1 on; beside the models what cards say of rounds with one aggregation.
@@ -130,7 +132,6 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         payloads = sum(traffic.sizes_in_round(plan, seen).values(), PayloadSizes())
         sent = plan.num_bytes + int(payloads.num_bytes)
         if stop.passed_by(once + num_bytes + sent, plan.clock) is not None:
-            rounds = planned = len(plans)
             break
         plans.append(plan)
         taken = steps_by_client(plan)
@@ -141,7 +142,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         flops += _flops(plan, taken)
         ratio = rows.group_figures(plan, plan.components, cost=plan.values + int(payloads.values))["comm_ratio"]
         ratios += [] if ratio is None else [ratio]
-    rounds, planned = (len(plans), len(plans)) if experiment.options else (rounds, planned)
+    is_whole, planned = len(plans) < planned or planned == rounds, len(plans)
+    rounds = planned if is_whole else min(rounds, _rounds_within(stop, plans, num_bytes=num_bytes, before=once))
     scale = rounds / max(1, planned)
     return Forecast(
         rounds=rounds,
@@ -154,9 +156,25 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         sim_time_s=None if clock is None else clock * scale,
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
-        exact=planned == rounds and not _is_estimate(experiment, costs, plans),
+        exact=is_whole and not _is_estimate(experiment, costs, plans),
         remarks=(*notes_before(experiment, plans), *_uncounted(costs)),
     )
+
+
+def _rounds_within(stop: StopLimits, plans: Sequence[RoundPlan], *, num_bytes: int, before: int) -> int:
+    """Return the rounds until one would pass a limit, if all cost what the planned ones do in the mean.
+
+    Args:
+        stop: The limits.
+        plans: The planned rounds.
+        num_bytes: Sent in all of them.
+        before: Bytes sent before round 1.
+    """
+    most_bytes = None if stop.total_bytes is None else stop.total_bytes - before
+    limits = ((most_bytes, num_bytes), (stop.sim_time_s, plans[-1].clock))
+    # The slack keeps a whole number of rounds that comes out a hair below.
+    rounds = [math.floor(len(plans) * most / spent + 1e-9) for most, spent in limits if most is not None and spent]
+    return max(len(plans), min(rounds, default=sys.maxsize))
 
 
 def _is_estimate(experiment: Experiment, costs: CostModel, plans: Sequence[RoundPlan]) -> bool:
