@@ -36,7 +36,7 @@ def test_the_pages_commands_run(pages: Any, folder: Path, capsys: pytest.Capture
 def test_a_partition_that_uses_a_sample_twice_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = folder / "my_world.py"
     module.write_text(module.read_text().replace("owners == client)", "owners <= client)"))
-    assert main(["run", "stripes.yaml", "--set", "runtime.backend=local", "--set", "tracking.uri=none"]) == 1
+    assert main(["run", "stripes.yaml", "--set", "runtime.backend=local", "--set", "tracking.uri=none"]) == 2
     assert "must not use a sample twice" in capsys.readouterr().err
 
 
