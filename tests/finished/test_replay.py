@@ -14,6 +14,7 @@ import torch
 from each_method import each_method
 
 import fedsweep
+from fedsweep.algorithms.dpsgd import dpsgd
 from fedsweep.commands.terminal.output import make_console
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, OutputError
@@ -30,7 +31,8 @@ from fedsweep.results.settings import report_runs
 from fedsweep.results.view import load_runs
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.per_client import traffic_table
-from fedsweep.testing import local_engine, run_rounds, subject_of, tiny_device, with_devices
+from fedsweep.testing import local_engine, run_rounds, subject_of, tiny_device, tiny_experiment, with_devices
+from fedsweep.world.topology import ring
 
 TINY: dict[str, Any] = {
     "scenario": {"dataset": "digits", "clients": 8},
@@ -135,6 +137,19 @@ def test_every_method_is_itself_on_its_devices_and_elsewhere_or_refused(name: st
     assert found.clocks == tuple(record.sim_time_s for record in other.records) != own.clocks
     assert found.bytes_up + found.bytes_down == other.total_bytes - found.bytes_before
     assert torch.equal(state.vector, other.vector)
+
+
+def test_messages_over_links_of_their_own_keep_both_ends_busy_at_the_links_rate() -> None:
+    """Six clients send their model to two neighbours in each of two rounds: 4 x 28 bytes, at 10 bit/s."""
+    topology = ring(num_clients=6, bits_per_s=10.0)
+    fast = tiny_device(1e30, bits_per_s=1e30)
+    work = with_devices(tiny_experiment(dpsgd(), cohort_size=6, rounds=2, topology=topology), [fast])
+    state, traffic = ran(work)
+    prices = Prices(radio_watts=1)
+    over_links = replayed(work, replace(work), state.records, traffic, prices, is_there=True)
+    seconds = 2 * 6 * 2 * 2 * 8 * 4 * 28 / 10
+    assert over_links.device_s == pytest.approx(seconds)
+    assert over_links.energy_kwh == pytest.approx(seconds / 3.6e6)
 
 
 def ran(experiment: Experiment) -> tuple[RunState, Any]:

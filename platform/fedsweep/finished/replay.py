@@ -29,7 +29,7 @@ from fedsweep.parameters.ranges import Checked, NotNegative
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import CONFIG, TRAFFIC, RunFolder
 from fedsweep.world.devices import client_time, jittered
-from fedsweep.world.topology import SERVER
+from fedsweep.world.topology import SERVER, Graph
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -305,21 +305,25 @@ class _Busy:
 def _busy(after: Experiment, traffic: pa.Table) -> dict[int, _Busy] | None:
     """Return all clients' seconds by round, by what each sent, got and computed.
 
-    Latencies, in which nobody is busy, are left out, and edge servers, which have no devices. None without devices.
+    Latencies, in which nobody is busy, are left out, and edge servers, which have no devices. Over a graph's own links
+    messages take the link's rate, at both ends. None without devices.
     """
-    profiles = after.world.profiles
+    profiles, topology = after.world.profiles, after.world.topology
     if profiles[0].device is None:
         return None
+    link = topology.link if isinstance(topology, Graph) else None
     size: Counter[tuple[int, int, str]] = Counter()
     work: dict[tuple[int, int], tuple[int, int]] = {}
     for row in traffic.to_pylist():
         round, client, peer = row["round"], row["client"], row.get("peer", SERVER)
+        is_on_link = link is not None and peer >= 0
         if client >= 0:
             work[round, client] = row["steps"], row["macs"]
-            size[round, client, row["direction"]] += row["bytes"]
+            size[round, client, "link" if is_on_link else row["direction"]] += row["bytes"]
         if peer >= 0:  # a message between clients has one row
             work.setdefault((round, peer), (0, 0))
-            size[round, peer, "down" if row["direction"] == "up" else "up"] += row["bytes"]
+            other = "down" if row["direction"] == "up" else "up"
+            size[round, peer, "link" if is_on_link else other] += row["bytes"]
     busy: dict[int, _Busy] = {}
     for (round, client), (steps, macs) in sorted(work.items()):
         device = profiles[client].device
@@ -336,6 +340,7 @@ def _busy(after: Experiment, traffic: pa.Table) -> dict[int, _Busy] | None:
         total = busy.setdefault(round, _Busy())
         total.compute_s += time.compute_s
         total.radio_s += time.download_s + time.upload_s
+        total.radio_s += 0.0 if link is None else 8 * size[round, client, "link"] / link.bits_per_s
     return busy
 
 
