@@ -39,11 +39,12 @@ def _tree_of(topology: Topology) -> Tree:
 class TwoLevels(Pacing):
     """Two intervals: of local steps at the edges, of rounds at the server.
 
-    The state has the edges whose work the server does not have yet.
+    The state has the edges whose work the server does not have yet, and the last round that had clients.
 
     Attributes:
         edge_interval: Local steps between two averages at an edge, at least 1; also at the round's end.
         server_interval: Rounds between two averages at the server, at least 1; also after round ``training.rounds``.
+            One that falls on a round without clients takes place in the next that has some.
     """
 
     has_hubs: ClassVar[bool] = True
@@ -59,7 +60,7 @@ class TwoLevels(Pacing):
             ConfigError: The topology is no tree.
         """
         _tree_of(context.topology)
-        return {"ahead": [], "last": [], "rounds": context.num_rounds}
+        return {"ahead": [], "last": [], "round": 0, "rounds": context.num_rounds}
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
         tree = _tree_of(context.topology)
@@ -72,11 +73,13 @@ class TwoLevels(Pacing):
         # An edge that has nothing of its own begins with the server's model.
         down = tuple(Merge(hub=edge, hubs=(SERVER,)) for edge in edges if edge not in ahead)
         ahead |= set(edges)
-        meets = context.round % self.server_interval == 0 or context.round == state["rounds"]
+        passed = context.round // self.server_interval - state["round"] // self.server_interval
+        meets = passed > 0 or context.round == state["rounds"]
         every = Merge(hub=SERVER, hubs=tuple(sorted(ahead, reverse=True)), travels=meets)
         points[-1] = replace(points[-1], merges=(*points[-1].merges, every))
         first = (SyncPoint(start=(), attend=(), merges=down),) if down else ()
-        return (*first, *points), {**state, "ahead": [] if meets else sorted(ahead), "last": edges}
+        ahead = set() if meets else ahead
+        return (*first, *points), {**state, "ahead": sorted(ahead), "last": edges, "round": context.round}
 
 
 def _at_edges(point: SyncPoint, tree: Tree, ready: Mapping[int, float], clock: float) -> SyncPoint:
@@ -119,7 +122,8 @@ def hierfavg(*, edge_interval: Count = 10, server_interval: Count = 1) -> Federa
     with one client for each edge FedAvg.
 
     Reading: with a server interval above 1, ``test_accuracy`` in between is that of the edges' mean, which nobody has;
-    an edge none of whose clients takes part in a round keeps its model, and sends it with the others'. Reading: at the
+    an edge none of whose clients takes part in a round keeps its model, and sends it with the others'. An average at
+    the server that falls on a round without clients takes place in the next that has some. Reading: at the
     server an edge counts by the samples of those of its clients that took part in its last round, not in all rounds
     since the server's last average.
 

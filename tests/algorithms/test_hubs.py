@@ -130,6 +130,27 @@ def test_an_edge_begins_with_the_servers_model_and_not_with_what_other_edges_hav
     assert float(states[2].vector) == pytest.approx(1.4) and -1 not in states[2].models
 
 
+def test_a_meeting_at_the_server_waits_for_a_round_with_clients() -> None:
+    """Nobody is there in round 2: the edges' 0.81 and 2.71 meet in round 3, and what follows them in round 4."""
+    away = Sometimes(away=((2,), (2,)))
+    states = golden_problem(
+        hierfavg(server_interval=2), topology=tree(num_clients=2, edges=2), availability=away, **TWO_QUADRATICS
+    )
+    assert [float(state.vector) for state in states[1:]] == pytest.approx([1.4, 1.4, 1.76, 2.084])
+    own = [float(states[n].models[-1].vector) if -1 in states[n].models else None for n in (1, 2, 3, 4)]
+    assert own == [1.0, 1.0, None, None]  # None: the server's model is the one that is tested
+
+
+def test_where_the_last_round_has_no_clients_the_saved_model_is_the_edges_mean() -> None:
+    """They met at 1.76 in round 2; then each took a step of its own."""
+    away = Sometimes(away=((4,), (4,)))
+    states = golden_problem(
+        hierfavg(server_interval=2), topology=tree(num_clients=2, edges=2), availability=away, **TWO_QUADRATICS
+    )
+    assert float(states[4].vector) == float(states[3].vector) == pytest.approx((1.584 + 2.584) / 2)
+    assert float(states[4].models[-1].vector) == pytest.approx(1.76)
+
+
 def test_the_server_steps_from_its_own_model() -> None:
     """Half a step towards the edges' mean, which in two rounds of their own they have taken from 1 to 1.76."""
     method = merge(fedavgm(momentum=0.0, server_learning_rate=0.5), hierfavg(server_interval=2))
