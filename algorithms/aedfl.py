@@ -192,9 +192,9 @@ class FreshNeighbours(NeighbourWeighting):
 def aedfl(*, exponent: NotNegative = 0.5, patience: CountOrZero = 16) -> FederatedMethod:
     """Nobody waits: a client that has trained mixes in the models that its neighbours have by then.
 
-    A round is one moment: the one at which the next client ends its training, or several that end at the same time. On
-    devices of equal speed it is D-PSGD. ``training.cohort_size`` has no say: all clients are at work. The paper's graph
-    is ``scenario.topology: {kind: exponential}``.
+    A round is one moment: the one at which the next client ends its training, or several that end at the same time.
+    Where all clients take equally long and have equally many neighbours it is D-PSGD. ``training.cohort_size`` has no
+    say: all clients are at work. The paper's graph is ``scenario.topology: {kind: exponential}``.
 
     Reading: a neighbour's model is the one that it has at that moment, after its own last mixing; clients that end at
     the same moment exchange what they have just trained. The models are sent when they are asked for; a neighbour that

@@ -83,8 +83,8 @@ def buffered(buffer_size: int | None, concurrency: int | None, context: RoundCon
 class IdleClients(Selection):
     """Draws those who may start in a round, uniformly among the clients that are not at work.
 
-    First those who fill the free places, which are FedAvg's cohort where nobody is at work, then those who take the
-    places that become free before the buffer is full.
+    First those who fill the free places, which are FedAvg's cohort where nobody is at work and clients are listed, not
+    asked one by one, then those who take the places that become free before the buffer is full.
 
     Attributes:
         concurrency: Clients at work at a time, at least 1; None: ``training.cohort_size``.
