@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, DataError
+from fedsweep.experiment.build import build_experiment
 from fedsweep.world.topology import Graph, complete, edge_hub, exponential, file, hub_name, random, ring, tree
 
 
@@ -61,3 +63,12 @@ def test_trees_and_links_are_checked() -> None:
         ring(num_clients=3, latency_s=0.1)
     graph = ring(num_clients=3, bits_per_s=1e6)
     assert isinstance(graph, Graph) and graph.link is not None and graph.link.bits_per_s == 1e6
+
+
+def test_rates_of_links_need_a_virtual_clock() -> None:
+    topology = {"kind": "ring", "bits_per_s": 1e6}
+    scenario = {"clients": 4, "topology": topology, "devices": {"profile": "phone-wifi"}}
+    config = {"scenario": scenario, "method": {"name": "dpsgd"}}
+    assert build_experiment(load_config(config)).world.topology.link is not None
+    with pytest.raises(ConfigError, match=r"bits_per_s is a rate on the virtual clock, .* scenario\.devices is null"):
+        build_experiment(load_config({**config, "scenario": {**scenario, "devices": None}}))
