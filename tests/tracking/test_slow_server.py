@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from mlflow_server import MlflowServer
 
 import fedsweep
 from fedsweep.config.load import load_config
@@ -25,46 +22,20 @@ TINY = {
 DELAY_S, AT_MOST_S = 0.1, 1.0
 
 
-@pytest.fixture
-def server(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Its address; it keeps artifacts itself."""
-    from mlflow import server
-    from mlflow.server import handlers
-    from werkzeug.serving import make_server
-
-    monkeypatch.setenv(server.BACKEND_STORE_URI_ENV_VAR, f"sqlite:///{store}")
-    monkeypatch.setenv(server.ARTIFACT_ROOT_ENV_VAR, "mlflow-artifacts:/")
-    monkeypatch.setenv(server.ARTIFACTS_DESTINATION_ENV_VAR, str(tmp_path / "artifacts"))
-    monkeypatch.setenv(server.SERVE_ARTIFACTS_ENV_VAR, "true")
-    monkeypatch.setattr(handlers, "_tracking_store", None)
-
-    def slow(environment: dict[str, Any], start: Callable[..., Any]) -> Any:
-        time.sleep(DELAY_S)
-        return server.app(environment, start)
-
-    listening = make_server("127.0.0.1", 0, slow, threaded=True)
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_port}"
-    finally:
-        listening.shutdown()
-        listening.server_close()
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:starlette")
 def test_a_slow_server_is_waited_for_as_long_as_is_said_and_loses_nothing(
-    server: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: MlflowServer, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    probe_store(server, patience_s=DELAY_S / 4)
+    server.delay_s = DELAY_S
+    probe_store(server.address, patience_s=DELAY_S / 4)
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(
             MlflowObserver, "check", lambda observer: None
         )  # a busy machine takes as long for it as the limit
         patch.setattr(BackgroundCall.wait, "__kwdefaults__", {"silent_s": 10.0, "at_most_s": AT_MOST_S})
-        result = fedsweep.run(TINY, overrides=[f"tracking.uri={server}"], out=folder)
+        result = fedsweep.run(TINY, overrides=[f"tracking.uri={server.address}"], out=folder)
     # What the wait itself takes beyond its end is one look at the thread.
     assert result.summary["timing"]["after"]["mlflow"] < AT_MOST_S + 1.5
     (line,) = [record.getMessage() for record in caplog.records if "fedsweep sync" in record.getMessage()]
