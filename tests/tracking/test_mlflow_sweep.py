@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow_server import MlflowServer
 
 from fedsweep.driver.observers import RunInfo
 from fedsweep.records import RoundRecord
@@ -60,9 +61,9 @@ def make(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     folder = tmp_path / "sweep"
     folder.mkdir()
 
-    def begin(every_s: float = 0.01) -> SweepTracker:
+    def begin(every_s: float = 0.01, *, uri: str = sqlite_uri(store)) -> SweepTracker:
         monkeypatch.setattr(mlflow_sweep, "_EVERY_S", every_s)
-        tracker = SweepTracker(uri=sqlite_uri(store), experiment="e", folder=folder)
+        tracker = SweepTracker(uri=uri, experiment="e", folder=folder)
         tracker.start(name="s", config={"seed": 0}, tags={})
         return tracker
 
@@ -109,8 +110,27 @@ def children(store: Path) -> list[tuple[str, str]]:
     with sqlite3.connect(store) as base:
         return base.execute(
             "SELECT t.value, r.status FROM runs r JOIN tags t ON t.run_uuid = r.run_uuid"
-            " WHERE t.key = 'mlflow.parentRunId'"
+            " WHERE t.key = 'mlflow.parentRunId' AND r.lifecycle_stage = 'active'"
         ).fetchall()
+
+
+def delete_run(store: Path, folder: Path) -> None:
+    """Delete the run of a folder, as MLflow's pages do."""
+    with sqlite3.connect(store) as base:
+        base.execute(
+            "UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid IN"
+            " (SELECT run_uuid FROM tags WHERE key = 'fedsweep.folder' AND value = ?)",
+            (str(folder),),
+        )
+
+
+SERVER_MARKS = (pytest.mark.slow, pytest.mark.filterwarnings("ignore:starlette"))
+
+
+@pytest.fixture(params=["file", pytest.param("server", marks=SERVER_MARKS)])
+def uri(request: pytest.FixtureRequest, store: Path) -> str:
+    """The address of ``store``: its own, or that of a server over it."""
+    return sqlite_uri(store) if request.param == "file" else str(request.getfixturevalue("server").address)
 
 
 def test_each_trial_is_a_child_of_one_parent(make: Make, store: Path, tmp_path: Path) -> None:
@@ -189,6 +209,94 @@ def test_a_store_that_is_deleted_meanwhile_gets_all_trials_under_a_new_parent(
     assert steps(store, "train_loss") == expected(trials, 2)
     assert children(store) == [(tracker._parent.run_id, "FINISHED")] * 2 and tracker._parent.run_id != earlier
     assert all(is_complete(folder, sqlite_uri(store)) for folder in (tmp_path / "sweep", one.folder, other.folder))
+
+
+def test_what_the_store_does_not_have_any_more_is_sent_again_and_nothing_else(
+    uri: str, make: Make, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [trial(tmp_path / "sweep", k) for k in (1, 2, 3)]
+    for one in trials:
+        finished(one, 2)
+    make(uri=uri).finish(trials, status="finished")
+    deleted, older, _ = trials
+    delete_run(store, deleted.folder)
+    with sqlite3.connect(store) as base:  # as in a copy that was put back
+        run = "SELECT run_uuid FROM tags WHERE key = 'fedsweep.folder' AND value = ?"
+        base.execute(
+            f"UPDATE tags SET value = '' WHERE key = 'fedsweep.sent' AND run_uuid = ({run})", [f"{older.folder}"]
+        )
+    sent, send = list[Path](), FolderSync.send
+
+    def noted(sync: FolderSync, *arguments: Any, **options: Any) -> None:
+        sent.append(sync.folder)
+        send(sync, *arguments, **options)
+
+    monkeypatch.setattr(FolderSync, "send", noted)
+    for _ in range(2):
+        make(uri=uri).finish(trials, status="finished")
+        assert sent == [deleted.folder, older.folder]
+    assert len(children(store)) == 3 and {status for _, status in children(store)} == {"FINISHED"}
+    assert steps(store, "train_loss") == expected(trials, 2) + expected([deleted], 2)
+
+
+def test_what_can_not_be_sent_again_is_said(
+    uri: str, make: Make, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, said = trial(tmp_path / "sweep", 1), list[str]()
+    finished(one, 2)
+    make(uri=uri).finish([one], status="finished")
+    delete_run(store, one.folder)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("the store is full")
+
+    tracker = make(uri=uri)
+    monkeypatch.setattr(mlflow_sweep, "_warn", said.append)
+    monkeypatch.setattr(FolderSync, "send", refused)
+    tracker.finish([one], status="finished")
+    assert len(said) == 1 and "1 runs" in said[0] and "(the store is full)" in said[0]
+
+
+def test_a_parent_that_is_deleted_meanwhile_is_begun_again_and_all_children_move_to_it(
+    uri: str, make: Make, store: Path, tmp_path: Path
+) -> None:
+    tracker = make(every_s=60.0, uri=uri)
+    one, other = trials = [trial(tmp_path / "sweep", k) for k in (1, 2)]
+    finished(one, 2)
+    tracker.trial_done(one)
+    RunFolder(other.folder).write_rounds([record(1)])
+    tracker.round_done(other)
+    tracker._send_all()
+    earlier = tracker._parent.run_id
+    delete_run(store, tmp_path / "sweep")
+    tracker._send_all()
+    assert sorted(children(store)) == sorted([(earlier, "FINISHED"), (tracker._parent.run_id, "RUNNING")])
+    finished(other, 2)
+    tracker.finish(trials, status="finished")
+    assert children(store) == [(tracker._parent.run_id, "FINISHED")] * 2 and tracker._parent.run_id != earlier
+    assert steps(store, "train_loss") == expected(trials, 2)
+    delete_run(store, tmp_path / "sweep")  # after its end, and then it is resumed
+    again = make(uri=uri)
+    again.finish(trials, status="finished")
+    assert children(store) == [(again._parent.run_id, "FINISHED")] * 2
+    assert steps(store, "train_loss") == expected(trials, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:starlette")
+def test_a_server_is_asked_for_all_trials_at_once(
+    server: MlflowServer, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsweep.tracking.mlflow_run._RUNS_PER_ANSWER", 2)
+    trials = [trial(tmp_path / "sweep", k) for k in (1, 2, 3)]
+    for one in trials:
+        finished(one, 1)
+    make(uri=server.address).finish(trials, status="finished")
+    tracker = make(every_s=60.0, uri=server.address)
+    begin = len(server.asked)
+    tracker.finish(trials, status="finished")
+    searches = [path for path in server.asked[begin:] if path.endswith("runs/search")]
+    assert len(searches) == 2 + 2  # for the parent, before the trials and after them; two pages of trials
 
 
 def test_a_parent_that_was_begun_by_half_is_begun_again(

@@ -35,7 +35,7 @@ from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import SUMMARY, TABLE, TUNE
 from fedsweep.sweeps.tune_callback import KeptHere
 from fedsweep.tracking.mlflow_run import is_complete
-from fedsweep.tracking.mlflow_store import check_store
+from fedsweep.tracking.mlflow_store import check_store, sqlite_path
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress, TrialState
 
 if TYPE_CHECKING:
@@ -160,7 +160,9 @@ def log_rest(prepared: PreparedSweep) -> Summary:
         tracker = _make_tracker(prepared)
         summary = _conclude(prepared)
         folders = [prepared.folder.path, *(prepared.folder.trial_path(entry.trial) for entry in prepared.entries)]
-        if tracker is None or all(is_complete(folder, tracker.uri) for folder in folders):
+        # Of a server only itself knows what it still has.
+        is_file = tracker is not None and sqlite_path(tracker.uri) is not None
+        if tracker is None or (is_file and all(is_complete(folder, tracker.uri) for folder in folders)):
             return summary
         return _tracked(prepared, tracker, lambda: (None, summary))[1]
 

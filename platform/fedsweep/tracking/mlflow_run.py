@@ -14,7 +14,7 @@ import re
 import socket
 import sqlite3
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # A request takes 1000 metrics and tags; more would go in several, of which a store may take the first alone.
 METRICS_PER_BATCH = 900
+# Each comes with all that it has, and an answer must not be too long.
+_RUNS_PER_ANSWER = 200
 _VALUE_CHARACTERS = 6000
 _KEY_CHARACTERS = 250
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
@@ -44,6 +46,8 @@ _MARK = "fedsweep.mark"
 _FOLDER = "fedsweep.folder"
 # A tag: of which state of its folder the store has everything; empty as long as the run goes on.
 SENT = "fedsweep.sent"
+# A tag of MLflow's own: the run whose child this one is.
+PARENT = "mlflow.parentRunId"
 # A tag: the folder of the sweep that has the experiment to itself.
 _SWEEP = "fedsweep.sweep"
 # Every round has this figure, and comes with all of its figures in one batch, which a store takes whole or not at all.
@@ -63,6 +67,7 @@ class MlflowRun:
     Attributes:
         client: A client of its store.
         run_id: Its id.
+        experiment_id: That of the experiment that it is in.
         writer: The tag's value as long as this is the one who writes.
         params: Keys of the params that it has; these can never change.
         metrics: The newest value of each metric that it has had from the start.
@@ -71,6 +76,7 @@ class MlflowRun:
 
     client: MlflowClient
     run_id: str
+    experiment_id: str
     writer: str
     params: set[str]
     metrics: Mapping[str, float]
@@ -120,14 +126,28 @@ class MlflowRun:
             client.update_run(run.info.run_id, status="RUNNING")
             note_sent(folder, uri, None)
             rounds = {metric.step for metric in client.get_metric_history(run.info.run_id, _EVERY_ROUND)}
-        run_id, data = str(run.info.run_id), run.data
         return cls(
-            client=client, run_id=run_id, writer=writer, params={*data.params}, metrics=data.metrics, rounds=rounds
+            client=client,
+            run_id=str(run.info.run_id),
+            experiment_id=str(run.info.experiment_id),
+            writer=writer,
+            params={*run.data.params},
+            metrics=run.data.metrics,
+            rounds=rounds,
         )
 
     def experiment(self) -> str:
         """Return the name of the experiment that it is in."""
-        return str(self.client.get_experiment(self.client.get_run(self.run_id).info.experiment_id).name)
+        return str(self.client.get_experiment(self.experiment_id).name)
+
+    def children(self) -> dict[str, str]:
+        """Return by their marks what the store says of its children, see :data:`SENT`; not of deleted ones."""
+        below, token, states = f"tags.`{PARENT}` = '{self.run_id}'", None, dict[str, str]()
+        while token != "":
+            runs = self.client.search_runs([self.experiment_id], below, max_results=_RUNS_PER_ANSWER, page_token=token)
+            states |= {run.data.tags.get(_MARK, ""): run.data.tags.get(SENT, "") for run in runs}
+            token = runs.token or ""
+        return states
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Log params that the run does not have yet; long values are cut and passwords blotted out."""
@@ -204,40 +224,49 @@ def note_sent(folder: Path, uri: str, digest: str | None) -> None:
             _save(folder, uri, {**saved, "sent": digest, "folder": str(folder.absolute())})
 
 
-def is_complete(folder: Path, uri: str) -> bool:
-    """Check that a store has everything of a run, by the folder's note; a file of ours has to say the same.
+def is_complete(folder: Path, uri: str, children: Callable[[], Mapping[str, str]] | None = None) -> bool:
+    """Check that a store has everything of a run, by the folder's note and by what the store itself says.
 
-    One that was put back from a copy has the run as it was then. A folder that was copied or moved has the note of
-    another: a copy's run is not in the store, and a moved folder's has the old place.
+    A file of ours is always asked: one that was put back from a copy has the run as it was then, and a child is not
+    complete below a parent that was deleted. Of any other store ``children`` tell, see :meth:`MlflowRun.children`;
+    without them the note is believed. A folder that was copied or moved has the note of another: a copy's run is not
+    in the store, and a moved folder's has the old place.
     """
     saved = _saved(folder, uri)
     sent = saved.get("sent")
-    if not isinstance(sent, str) or (sqlite_path(uri) is not None and _sent_by(folder, uri) != sent):
-        return False
     try:
-        return Path(str(saved.get("folder"))).samefile(folder) and sent == digest_of(folder)
+        is_here = isinstance(sent, str) and Path(str(saved.get("folder"))).samefile(folder)
+        if not (is_here and sent == digest_of(folder)):
+            return False
     except (OSError, ValueError):
         return False
+    if sqlite_path(uri) is not None:
+        return _sent_by(folder, uri) == sent
+    return children is None or children().get(str(saved.get("mark"))) == sent
 
 
-def is_there(folder: Path, uri: str) -> bool:
-    """Check that a sqlite store has the run that a folder names, undeleted; any other store is taken to have it."""
-    return sqlite_path(uri) is None or _sent_by(folder, uri) is not None
+def is_there(folder: Path, uri: str, client: MlflowClient | None = None) -> bool:
+    """Check that a store has the run that a folder names, undeleted; one that is no file is asked by a client alone."""
+    if sqlite_path(uri) is None:
+        return client is None or _find(client, folder, uri) is not None
+    return _sent_by(folder, uri) is not None
 
 
 def _sent_by(folder: Path, uri: str) -> str | None:
     """Return what a sqlite store says of the run that a folder names, see :data:`SENT`; None: it has no such run."""
     file, mark = sqlite_path(uri), str(_saved(folder, uri).get("mark"))
     assert file is not None
-    run = "SELECT run_uuid FROM tags JOIN runs USING (run_uuid) WHERE key = ? AND value = ? AND lifecycle_stage = ?"
+    active = "SELECT run_uuid FROM runs WHERE lifecycle_stage = 'active'"
+    orphans = f"SELECT run_uuid FROM tags WHERE key = '{PARENT}' AND value NOT IN ({active})"
+    marked = "SELECT run_uuid FROM tags WHERE key = ? AND value = ?"
+    run = f"{marked} AND run_uuid IN ({active}) AND run_uuid NOT IN ({orphans})"
     sent = f"SELECT coalesce(max(value), '') FROM tags WHERE key = ? AND run_uuid = ({run})"
     with (
         contextlib.suppress(sqlite3.Error),
         contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db,
     ):
-        named = (_MARK, mark, "active")
-        has_run = db.execute(run, named).fetchone() is not None
-        return str(db.execute(sent, (SENT, *named)).fetchone()[0]) if has_run else None
+        has_run = db.execute(run, (_MARK, mark)).fetchone() is not None
+        return str(db.execute(sent, (SENT, _MARK, mark)).fetchone()[0]) if has_run else None
     return None
 
 

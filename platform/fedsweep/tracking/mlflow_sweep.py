@@ -7,6 +7,7 @@ ended, and what is left at the sweep's end or by ``fedsweep sweep --resume``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.errors import FedsweepError, ResourceError
 from fedsweep.runs.background import AT_MOST_S, BackgroundCall, NoAnswer
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.tracking.mlflow_run import SENT, MlflowRun, digest_of, is_complete, is_there, note_sent
+from fedsweep.tracking.mlflow_run import PARENT, SENT, MlflowRun, digest_of, is_complete, is_there, note_sent
 from fedsweep.tracking.mlflow_store import PATIENCE_S, probe_store, quiet_mlflow, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync, status_in
 from fedsweep.tracking.rows import Point, telling
@@ -128,8 +129,8 @@ class SweepTracker:
             for trial in played:
                 self.trial_done(trial)
             self._send_all()
-            self._keep_parent()
             with quiet_mlflow():
+                self._keep_parent()
                 parent = self._parent
                 parent.log_points([point for point in points if parent.metrics.get(point.key) != point.value], {})
                 for path in files:
@@ -146,7 +147,7 @@ class SweepTracker:
             self._call.wait(at_most_s=AT_MOST_S + _TRIAL_S * len(played))
         except Exception as error:  # the store's own, SQLAlchemy's, requests': none of them may end a sweep
             self._trouble, incomplete = reason_of(error), 1
-        incomplete += sum(not is_complete(trial.folder, self.uri) for trial in played)
+        incomplete += sum(one.folder.name in self._trials or not is_complete(one.folder, self.uri) for one in played)
         if incomplete:
             _warn(
                 f"MLflow: {incomplete} runs in {self.uri} are incomplete ({self._trouble}); the folders have"
@@ -166,19 +167,23 @@ class SweepTracker:
             pause = max(_EVERY_S, _REST * (time.monotonic() - began))
         self._end()
 
+    @quiet_mlflow()
     def _send_all(self) -> None:
         """Send trials that run, or that have ended; one that can't be sent leaves the others be.
 
         Raises:
             ResourceError: The store can't be written; the others were not tried.
         """
+        children: Callable[[], Mapping[str, str]] | None = None
         for name, trial in list(self._trials.items()):
             is_over, folder = name in self._ended, trial.folder
             if ((self._over.is_set() or self.rewrites) and not is_over) or not (folder / CONFIG).is_file():
                 continue  # it is sent whole at its end; or it broke down before it began
             try:
-                if not is_complete(folder, self.uri):
+                if children is None:
                     self._keep_parent()
+                    children = functools.cache(self._parent.children)
+                if not is_complete(folder, self.uri, children):
                     sync = self._syncs.setdefault(name, self._sync_of(trial))
                     sync.send(status_in(folder) if is_over else None, patience_s=self._patience_s)
                 if is_over:
@@ -189,11 +194,11 @@ class SweepTracker:
                 probe_store(self.uri, patience_s=_SHORT_PATIENCE_S)
 
     def _keep_parent(self) -> None:
-        """Begin the parent again where the store's file was deleted, and it with it."""
+        """Begin the parent again where it was deleted, or the store's file with it; its children then move to it."""
         probe_store(self.uri, patience_s=self._patience_s)
-        if not (self._has_parent and is_there(self.folder, self.uri)):
+        if not (self._has_parent and is_there(self.folder, self.uri, self._parent.client)):
             self._begin()
 
     def _sync_of(self, trial: RunInfo) -> FolderSync:
-        child = replace(trial, tags={**trial.tags, "mlflow.parentRunId": self._parent.run_id})
+        child = replace(trial, tags={**trial.tags, PARENT: self._parent.run_id})
         return FolderSync(self.uri, experiment=self.experiment or "", info=child)
