@@ -16,10 +16,12 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fedstg import fedstg
 from fedsweep.algorithms.scaffold import scaffold
-from fedsweep.components.codec import Codec
-from fedsweep.engine.forecast import forecast
+from fedsweep.components.codec import Codec, Communication
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.forecast import check_first_round, forecast
 from fedsweep.engine.ledger import message_sizes, payload_sizes
 from fedsweep.errors import ConfigError, InvariantError
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import Payload
@@ -35,6 +37,7 @@ from fedsweep.testing import (
     with_devices,
     with_parts,
 )
+from fedsweep.testing.fleets import SplitFleet
 
 MODEL = 28  # params of the linear model
 
@@ -91,6 +94,22 @@ class LongPlaces(Largest):
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         message = super().encode(move, stream)
         return {**message, "places": message["places"].long()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Above(Codec):
+    """The values above a threshold, with their places: as many as there are."""
+
+    level: float = 0.02
+
+    def encode(self, move: Tensor, stream: Stream) -> Payload:
+        places = (move.abs() > self.level).nonzero().flatten()
+        return {"values": move[places], "places": places.to(torch.int32)}
+
+    def decode(self, message: Payload, size: int) -> Tensor:
+        move = torch.zeros(size, dtype=message["values"].dtype)
+        move[message["places"].long()] = message["values"]
+        return move
 
 
 def coded(codec: Codec) -> FederatedMethod:
@@ -224,6 +243,41 @@ def test_each_sync_point_of_a_round_is_encoded() -> None:
     assert round.sync_points == 3 and round.ledger.bytes("up") == 3 * 3 * 32
     assert plan.num_bytes == round.ledger.total_bytes
     assert torch.isfinite(run_rounds(engine, state).vector).all()
+
+
+@pytest.mark.parametrize("method", [fedavg(), dynamicsgd()])
+def test_messages_of_any_length_are_charged_as_they_were_sent(
+    method: FederatedMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each fleet, and the forecast says that it is an estimate."""
+    experiment = tiny_experiment(merge(method, coded(Above())), local_steps=4, rounds=2)
+    assert not forecast(experiment).exact
+    sent, encode = list[int](), Above.encode
+
+    def noted(self: Above, move: Tensor, stream: Stream) -> Payload:
+        message = encode(self, move, stream)
+        sent.append(8 * len(message["places"]))
+        return message
+
+    states = []
+    for fleet in (LocalFleet, SplitFleet):
+        engine = Engine(experiment, fleet(experiment))
+        state = engine.start()
+        engine.advance(state)  # what the plan tries is tried
+        monkeypatch.setattr(Above, "encode", noted)
+        sent.clear()
+        states.append(played := engine.advance(state)[0])
+        monkeypatch.undo()
+        assert len(set(sent)) > 1 and played.records[0].bytes_up == sum(sent)
+    assert states[0].total_bytes == states[1].total_bytes and torch.equal(states[0].vector, states[1].vector)
+
+
+def test_the_servers_messages_are_of_one_length_or_refused() -> None:
+    experiment = replace(tiny_experiment(fedavg()), communication=Communication(down=Above()))
+    with pytest.raises(ConfigError, match=r"communication.down: messages of Above are of other lengths .* set comm"):
+        check_first_round(experiment)
+    for codec in (Largest(), EightBits(), Everything()):
+        check_first_round(replace(experiment, communication=Communication(down=codec)))
 
 
 def test_codecs_merge_with_terms_and_payloads() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from fedsweep.guard import named, returns
+from fedsweep.guard import ask, named, returns
 from fedsweep.parameters.ranges import Checked
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
@@ -50,6 +52,21 @@ class Codec(Checked, ABC):
         """
         return self
 
+    def varies(self, shapes: Shapes, dtype: torch.dtype) -> bool:
+        """Tell whether messages are of other lengths for other values; tried on noise, and on zeros but for one value.
+
+        Args:
+            shapes: Of what travels.
+            dtype: Of its values.
+        """
+        codec, size, source = self.fitted(shapes), sum(map(math.prod, shapes)), Stream(("codec", "length"))
+        noise = torch.randn(size, generator=source.torch(), dtype=dtype)
+        sparse = torch.zeros_like(noise)
+        sparse[:1] = 100
+        messages = [ask(codec, "encode", move, source, when="for a plan") for move in (noise, sparse) if size]
+        lengths = [{name: (part.dtype, part.numel()) for name, part in message.items()} for message in messages]
+        return any(length != lengths[0] for length in lengths)
+
     @abstractmethod
     @returns(named(Tensor))
     def encode(self, move: Tensor, stream: Stream) -> Payload:
@@ -75,6 +92,9 @@ class AsItIs(Codec):
     """Sends values as they are."""
 
     encodes: ClassVar[bool] = False
+
+    def varies(self, shapes: Shapes, dtype: torch.dtype) -> bool:
+        return False
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         return {"move": move}

@@ -80,6 +80,11 @@ class CostModel:
     def _counted(self) -> Counted:
         return self._experiment.forward_pass  # which planning without devices can do without
 
+    @cached_property
+    def up_varies(self) -> bool:
+        """Tell whether clients' messages are as long as what is in them asks for, which no plan knows."""
+        return self.codecs["up"].varies(travelling(FULL_MODEL, self.layout).shapes, self.layout.dtype)
+
     @property
     def uncounted(self) -> tuple[str, ...]:
         """Operations of the full model that have no formula and count nothing, by torch's names."""

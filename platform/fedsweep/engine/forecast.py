@@ -22,7 +22,7 @@ from fedsweep.engine.round_codecs import versions_made
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
-from fedsweep.experiment.checks import check_batches, check_units
+from fedsweep.experiment.checks import check_batches, check_lengths, check_units
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment, StopLimits, client_side, server_context
 from fedsweep.experiment.schedules import MOST_RATES
@@ -94,6 +94,7 @@ def check_first_round(experiment: Experiment) -> None:
     for _ in islice(planned_rounds(experiment, planner), ahead):
         pass
     check_units(experiment)
+    check_lengths(experiment)
     check_batches(experiment)
 
 
@@ -179,7 +180,12 @@ def _rounds_within(stop: StopLimits, plans: Sequence[RoundPlan], *, num_bytes: i
 
 def _is_estimate(experiment: Experiment, costs: CostModel, plans: Sequence[RoundPlan]) -> bool:
     is_learned = plans_are_learned(experiment) or _content_is_learned(experiment, costs)
-    return is_learned or _cards_count_less(experiment, plans)
+    return is_learned or _cards_count_less(experiment, plans) or _lengths_vary(experiment, costs)
+
+
+def _lengths_vary(experiment: Experiment, costs: CostModel) -> bool:
+    """Tell whether some codec's messages are as long as what is in them asks for: a plan takes one of noise."""
+    return costs.up_varies or any(CostModel(option.experiment).up_varies for option in experiment.options)
 
 
 def _cards_count_less(experiment: Experiment, plans: Sequence[RoundPlan]) -> bool:

@@ -183,13 +183,13 @@ class Round:
         """Tell whether the round is one segment ("folded"): workers play all of its sync points among themselves.
 
         That saves a way to the server and back at each. It is allowed where no server component could see a difference:
-        the method averages and no more, everybody trains the whole model, nobody is measured in this round, and the
-        fleet's workers have an exchange.
+        the method averages and no more, everybody trains the whole model, nobody is measured in this round, messages
+        are as long as was planned, and the fleet's workers have an exchange.
         """
         # The fleet last: on Ray its answer waits until the actors are there. What is decoded as a sum the server adds.
         return (
             self._method.folds
-            and not self.codecs.up_sums
+            and not (self.codecs.up_sums or self._costs.up_varies)
             and self.plan.folds
             and not self._probes()
             and self._fleet.folds

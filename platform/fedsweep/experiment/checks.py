@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedsweep.client.coding import travelling
 from fedsweep.components.metrics import METRICS
 from fedsweep.errors import ConfigError, first_line
 from fedsweep.experiment.clients import ClientColumns
@@ -15,6 +16,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.experiment.schedules import MOST_RATES
 from fedsweep.models.network import Network
 from fedsweep.models.slicing import build_submodel_module
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import copied
 from fedsweep.world.stragglers import PartialWork, StragglerPolicy
 
@@ -282,6 +284,22 @@ def _untrainable(network: Network, samples: int) -> str:
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return first_line(error)
     return ""
+
+
+def check_lengths(experiment: Experiment) -> None:
+    """Refuse a codec downwards whose messages are of other lengths for other values.
+
+    Raises:
+        ConfigError: It is such a one: a client downloads all that it missed, counted in messages of one length.
+    """
+    layout = experiment.layout
+    for each in (experiment, *(option.experiment for option in experiment.options)):
+        if (down := each.communication.down).varies(travelling(FULL_MODEL, layout).shapes, layout.dtype):
+            raise ConfigError(
+                f"communication.down: messages of {type(down).__name__} are of other lengths for other values, but a"
+                " client downloads all that it missed, which is counted in messages of one length; have it make them"
+                " as long as the longest, or set communication.down=null (communication.up goes with it)"
+            )
 
 
 def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:

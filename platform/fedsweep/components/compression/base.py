@@ -31,6 +31,9 @@ class PackagedCodec(Codec):
         fitted: Self = _fitted(self, shapes)
         return fitted
 
+    def varies(self, shapes: Shapes, dtype: torch.dtype) -> bool:
+        return False
+
     def sizes(self, number: int) -> list[int]:
         """Return the numbers of values of the tensors; their sum is ``number``."""
         return [number] if self.shapes is None else [math.prod(shape) for shape in self.shapes]
