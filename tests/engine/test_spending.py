@@ -41,6 +41,8 @@ from fedsweep.testing import local_engine, run_rounds, tiny_device, tiny_experim
 from fedsweep.testing.fleets import SplitFleet
 from fedsweep.world.devices import DeviceProfile
 
+CODECS_DOWN = [{"name": "topk"}, {"name": "qsgd", "bits": 4}]
+
 
 @dataclass(frozen=True, kw_only=True)
 class AtRandom(SpendingPlanner):
@@ -249,6 +251,25 @@ def test_what_goes_by_losses_has_no_exact_forecast(planner: SpendingPlanner, is_
     assert forecast(experiment).exact == is_exact and (why_unknown(experiment) is None) == is_exact
     sent = run_rounds(local_engine(experiment)).total_bytes
     assert not is_exact or forecast(experiment).total_bytes == sent
+
+
+@pytest.mark.parametrize(
+    ("method", "downs", "is_exact"),
+    [("fedmix", [None], True), ("scaffold", CODECS_DOWN[:1], True), ("scaffold", CODECS_DOWN, False)],
+)
+def test_the_forecast_knows_who_took_part_before_and_what_codecs_sent(
+    method: str, downs: list[Any], is_exact: bool
+) -> None:
+    tree = {
+        "scenario": {"dataset": "digits", "clients": 8, "budgets": {"total_bytes": 90000}},
+        "model": {"name": "mlp", "hidden_width": 8},
+        "training": {"rounds": 12, "cohort_size": 4, "local_steps": 1, "batch_size": 8},
+        "planner": {"name": "even", "choices": {"communication.down": downs, "training.cohort_size": [2, 3, 4]}},
+    }
+    experiment = build_experiment(load_config(tree, [f"method.name={method}"]))
+    expected, state = forecast(experiment), run_rounds(local_engine(experiment))
+    assert expected.exact == is_exact and len(state.records) > 4
+    assert (expected.total_bytes, expected.rounds) == (state.total_bytes, len(state.records)) or not is_exact
 
 
 def test_a_budget_of_virtual_seconds_is_never_passed() -> None:

@@ -13,7 +13,7 @@ from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.client.optimizer import state_slots
 from fedsweep.components.base import Published
 from fedsweep.engine.ahead.card_traffic import CardTraffic, PayloadSizes, jobs_begun, sized
-from fedsweep.engine.ahead.spending import BudgetSpender
+from fedsweep.engine.ahead.spending import BudgetSpender, Chosen
 from fedsweep.engine.clock import probed_samples
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
@@ -129,8 +129,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     steps = turns = num_bytes = flops = 0
     clock = None if experiment.world.profiles[0].device is None else 0.0
     ratios, plans = list[float](), list[RoundPlan]()
-    for plan in islice(planned_rounds(experiment, planner), planned):
-        payloads = sum(traffic.sizes_in_round(plan, seen).values(), PayloadSizes())
+    for plan, chosen in islice(_chosen_rounds(experiment, planner), planned):
+        payloads = sum((chosen.traffic if chosen else traffic).sizes_in_round(plan, seen).values(), PayloadSizes())
         sent = plan.num_bytes + int(payloads.num_bytes)
         if stop.passed_by(once + num_bytes + sent, plan.clock) is not None:
             break
@@ -202,9 +202,12 @@ def _content_is_learned(experiment: Experiment, costs: CostModel) -> bool:
     round; another is a model of its own, as a cluster's (IFCA), which changes where somebody chose it.
     """
     states, contents = experiment.initial_states, dict[str, Published]()
-    for seam, component in experiment.method.having["publish"] if costs.encodes_down else ():
+    downs = [costs.codecs["down"], *(option.experiment.communication.down for option in experiment.options)]
+    for seam, component in experiment.method.having["publish"] if any(codec.encodes for codec in downs) else ():
         contents |= ask(component, "publish", states[seam], when="for a forecast")
-    return any(content.like and content.value.any() for content in contents.values())
+    # Content is encoded a round later than the model that it came with, perhaps by another codec.
+    are_chosen = any(codec != downs[-1] for codec in downs[1:])
+    return any(content.like and (are_chosen or bool(content.value.any())) for content in contents.values())
 
 
 def _uncounted(costs: CostModel) -> list[str]:
@@ -214,6 +217,11 @@ def _uncounted(costs: CostModel) -> list[str]:
 
 def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPlan]:
     """Yield the plans of the run's rounds, one after another, as if nothing that is trained had a say in them."""
+    yield from (plan for plan, _ in _chosen_rounds(experiment, planner))
+
+
+def _chosen_rounds(experiment: Experiment, planner: Planner) -> Iterator[tuple[RoundPlan, Chosen | None]]:
+    """Yield them with how they were chosen, where a budget is spent."""
     has_devices = experiment.world.profiles[0].device is not None
     components, clock = dict(experiment.initial_states), 0.0 if has_devices else None
     state = RunState(vector=experiment.initial_vector, components=components, clock=clock)
@@ -227,8 +235,10 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
         if isinstance(chosen, str):
             return
         plan = planner.plan(state) if chosen is None else chosen.plan
-        yield plan
+        yield plan, chosen
         delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
+        # Whoever begins is sent what is published.
+        begun = {job.client for point in plan.points for job in point.start if not job.resume}
         unfinished = {k: Progress() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
         state = replace(
             state,
@@ -239,6 +249,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
             ready=plan.ready,
             hub_times=plan.hub_times,
             held=unfinished,
+            published={**state.published, **{client: {} for client in begun}},
             version=state.version + versions_made(plan.points),
             **({} if (messages := plan.timing_inputs.server_messages) is None else messages.after(plan.points)),
         )
