@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +86,39 @@ def test_the_forecast_has_what_travels_beside_models_also_to_clients_that_vanish
     assert any(len(record.attendees) < len(record.cohort) for record in state.records)
     assert expected.total_bytes == state.total_bytes
     assert expected.comm_ratio == pytest.approx(sum(r.comm_ratio or 0.0 for r in state.records) / 4, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("method", "codecs"),
+    [
+        ({"name": "scaffold"}, {}),
+        ({"name": "scaffold"}, {"up": {"name": "topk", "error_feedback": True}}),
+        ({"name": "feddh", "gradient": "explicit"}, {}),
+        ({"name": "ifca"}, {}),
+        ({"name": "fedas"}, {}),
+    ],
+    ids=str,
+)
+def test_an_upload_that_had_begun_counts_with_what_goes_beside_the_model(
+    method: dict[str, Any], codecs: dict[str, Any]
+) -> None:
+    """Over a slow link whoever is late is at its upload."""
+    devices = {"profile": "phone-slow", "bandwidth_factor": 0.005, "stragglers": {"kind": "over_select"}}
+    training = {"rounds": 3, "cohort_size": 4, "local_steps": 1, "batch_size": 8}
+    tree = {"scenario": {"clients": 8, "devices": devices}, "training": training, "method": method}
+    experiment = build_experiment(load_config({**tree, "communication": codecs}))
+    state, sending = run_rounds(local_engine(experiment)), 0
+    assert forecast(experiment).total_bytes == state.total_bytes
+    for traffic, attendees in ((record.traffic, record.attendees) for record in state.records):
+        assert traffic is not None
+        sent = Counter[int]()
+        for client, size in zip(
+            traffic.clients[traffic.up].tolist(), traffic.num_bytes[traffic.up].tolist(), strict=True
+        ):
+            sent[client] += size
+        sending += len(sent.keys() - set(attendees))
+        assert len(set(sent.values())) == 1
+    assert sending
 
 
 def costs(method: dict[str, Any], **sections: Any) -> tuple[list[float], list[float]]:

@@ -22,7 +22,6 @@ from fedsweep.client.lanes.proof import PROVED_STEPS
 from fedsweep.client.messages import Question, Stepping
 from fedsweep.components.probes import ClientTest, Probe, passes_taken, sent_of
 from fedsweep.engine.aggregation import Aggregator, visible
-from fedsweep.engine.ahead.card_traffic import CardTraffic
 from fedsweep.engine.ahead.spending import BudgetSpender
 from fedsweep.engine.clock import probed_samples, setup_s
 from fedsweep.engine.cost import CostModel, registration_bytes
@@ -285,14 +284,10 @@ class Engine:
         chosen = None if self.spending is None else self.spending.next(state)
         if isinstance(chosen, str):
             return True
-        plan, traffic = (chosen.plan, chosen.traffic) if chosen else (self.planner.plan(state), self._card_traffic)
+        plan, traffic = (chosen.plan, chosen.traffic) if chosen else (self.planner.plan(state), self.tools.card_traffic)
         # At the most: a test too many near the end is better than a run that ends without one.
         sent = state.total_bytes + plan.num_bytes + traffic.most_in_round(plan, state.taken_part)
         return stop.passed_by(sent, plan.clock) is not None
-
-    @cached_property
-    def _card_traffic(self) -> CardTraffic:
-        return CardTraffic(self.experiment, self.costs)
 
     def _recorded(
         self, round: Round, rows: RowMaker, wall_time_s: float, decision: Decision | None, *, tests: bool

@@ -276,14 +276,15 @@ class Round:
         return self.codecs.sent(published, self._passed) if self.codecs.down_encodes else published
 
     def _charge_lost(self) -> None:
-        """Charge clients that drop out; their work is not done, since nobody would see it."""
+        """Charge clients that drop out; their work is not done, as nobody would see it: cards say what they send."""
         published = self._published() if self.plan.lost else {}
         for client, work in self.plan.lost.items():
             self._charges.download(client, published)
-            # It forgets the round, and this with it.
-            self._charges.published.pop(client, None)
+            self._charges.published.pop(client, None)  # it forgets the round
             if work.sends:
                 self._charges.upload(client)
+                beside = self._tools.card_traffic.up_from(client, self.plan, self.state.taken_part)
+                self.ledger.message(client, "up", {"beside": beside})
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedsweep.components.codec import Communication
 from fedsweep.engine.aggregation import Aggregator
+from fedsweep.engine.ahead.card_traffic import CardTraffic
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
@@ -43,6 +44,11 @@ class RoundTools:
     note: Callable[[Sequence[str]], None]
     working: Callable[[str], None]
     codecs: Communication | None = None
+
+    @cached_property
+    def card_traffic(self) -> CardTraffic:
+        """What travels beside models, as methods' cards say."""
+        return CardTraffic(self.experiment, self.costs)
 
     @cached_property
     def of_syncs(self) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedsweep.card import values_counted
 from fedsweep.engine.cost import CostModel, Missed
+from fedsweep.engine.ledger import Size
 from fedsweep.engine.plan import RoundPlan, with_repeats
 from fedsweep.experiment.clients import ClientColumns
 from fedsweep.experiment.experiment import Experiment
@@ -98,11 +99,18 @@ class CardTraffic:
             missed, first, part = Missed(), client not in seen, plan.submodel(client)
             if (messages := plan.timing_inputs.server_messages) is not None:
                 missed = messages.download(client) if first else messages.missed(client)
-            ways: tuple[Direction, ...] = ("down", "up") if client in attending else ("down",)
+            sends = plan.lost[client].sends if client in plan.lost else client in attending
+            ways: tuple[Direction, ...] = ("down", "up") if sends else ("down",)
             for way in ways:
                 sizes[way] += self._size(way, client, part, round=plan.context.round, first=first, missed=missed)
         seen |= started
         return sizes
+
+    def up_from(self, client: int, plan: RoundPlan, seen: set[int]) -> Size:
+        """Return what one client sends beside its model in a round; ``seen``: took part in one before."""
+        part, first = plan.submodel(client), client not in seen
+        size = self._size("up", client, part, round=plan.context.round, first=first, missed=Missed())
+        return Size(int(size.values), int(size.num_bytes))
 
     def _size(
         self, which: Direction, client: int, submodel: SubModel, *, round: int, first: bool, missed: Missed
