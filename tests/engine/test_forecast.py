@@ -88,6 +88,14 @@ def test_the_forecast_has_what_travels_beside_models_also_to_clients_that_vanish
     assert expected.comm_ratio == pytest.approx(sum(r.comm_ratio or 0.0 for r in state.records) / 4, abs=1e-12)
 
 
+def test_under_drift_cards_count_the_classes_of_the_round() -> None:
+    method = {"name": "fedktl", "decoder_steps": 1, "server_epochs": 1, "latent_width": 4}
+    drift = {"drift": {"kind": "cosine_rotation"}, "partition": {"kind": "dirichlet", "dirichlet_alpha": 0.5}}
+    scenario = {"scenario": {"clients": 4, "server_data": {"proxy": {"per_class": 2}}, **drift}}
+    expected, counted = costs(method, **scenario)
+    assert expected == pytest.approx(counted, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("method", "codecs"),
     [

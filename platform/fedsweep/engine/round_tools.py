@@ -47,7 +47,7 @@ class RoundTools:
 
     @cached_property
     def card_traffic(self) -> CardTraffic:
-        """What travels beside models, as methods' cards say."""
+        """The traffic beside models, as methods' cards say."""
         return CardTraffic(self.experiment, self.costs)
 
     @cached_property

@@ -96,30 +96,34 @@ class CardTraffic:
         started = {job.client for point in plan.points for job in point.start if not job.resume}
         attending = {client for point in plan.points for client in point.attend}
         for client in sorted(started | plan.lost.keys()):
-            missed, first, part = Missed(), client not in seen, plan.submodel(client)
+            missed, first = Missed(), client not in seen
             if (messages := plan.timing_inputs.server_messages) is not None:
                 missed = messages.download(client) if first else messages.missed(client)
             sends = plan.lost[client].sends if client in plan.lost else client in attending
             ways: tuple[Direction, ...] = ("down", "up") if sends else ("down",)
             for way in ways:
-                sizes[way] += self._size(way, client, part, round=plan.context.round, first=first, missed=missed)
+                sizes[way] += self._size(way, client, plan, first=first, missed=missed)
         seen |= started
         return sizes
 
     def up_from(self, client: int, plan: RoundPlan, seen: set[int]) -> Size:
         """Return what one client sends beside its model in a round; ``seen``: took part in one before."""
-        part, first = plan.submodel(client), client not in seen
-        size = self._size("up", client, part, round=plan.context.round, first=first, missed=Missed())
+        size = self._size("up", client, plan, first=client not in seen, missed=Missed())
         return Size(int(size.values), int(size.num_bytes))
 
-    def _size(
-        self, which: Direction, client: int, submodel: SubModel, *, round: int, first: bool, missed: Missed
-    ) -> PayloadSizes:
+    def _size(self, which: Direction, client: int, plan: RoundPlan, *, first: bool, missed: Missed) -> PayloadSizes:
         """Return what travels beside a client's model in a round; of what has the params' form, encoded.
 
-        Rounds count from 1. ``first``: it has taken part in none before. ``missed``: of what is encoded, at once.
+        ``first``: it has taken part in none before. ``missed``: of what is encoded, at once.
         """
-        values = partial(self._values, which, client, submodel, round=round, is_first=first)
+        if not any(getattr(card, which) for card, _ in self._cards):
+            return PayloadSizes()
+        # Under drift it has samples of the round's classes alone.
+        counts = self._world.profiles[client].label_counts
+        present = counts[list(plan.context.classes.get(client, range(len(counts))))]
+        of_round = {"round": plan.context.round, "own_classes": int((present > 0).sum())}
+        submodel = plan.submodel(client)
+        values = partial(self._values, which, client, submodel, **of_round, is_first=first)
         params, whole = submodel.message(self._costs.layout, "down").get("params", 0), values()
         masks = whole - values(kernel_weights=0) if whole else whole
         if not whole or not params or not self._costs.encodes_payloads(which):
