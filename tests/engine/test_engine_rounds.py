@@ -20,6 +20,7 @@ from fedsweep.components.local import LocalStep, LocalTerm, Objective, TaskLoss
 from fedsweep.components.planning import Pacing, UniformSelection
 from fedsweep.config.load import load_config
 from fedsweep.engine.ahead.card_traffic import CardTraffic
+from fedsweep.engine.dropouts import LostWork
 from fedsweep.engine.forecast import forecast
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import StopLimits
@@ -292,9 +293,9 @@ def test_what_is_sent_to_those_who_drop_out_counts_where_all_others_go_on_with_t
     engine = local_engine(experiment)
     plan = engine.planner.plan(engine.start())
     first, *_ = plan.points
-    (lost, *_), work = plan.context.cohort, plan.context.work
+    lost = plan.context.cohort[0]
     going_on = tuple(replace(job, resume=True) for job in first.start if job.client != lost)
-    plan = replace(plan, points=(replace(first, start=going_on),), lost={lost: work[lost]})
+    plan = replace(plan, points=(replace(first, start=going_on),), lost={lost: LostWork(steps=1, sends=False)})
     traffic = CardTraffic(experiment, engine.costs)
     sent = sum(traffic.in_round(plan, set()))
     assert sent > 0 and traffic.most_in_round(plan, set()) == sent

@@ -241,8 +241,8 @@ def is_complete(folder: Path, uri: str, children: Callable[[], Mapping[str, str]
     except (OSError, ValueError):
         return False
     if sqlite_path(uri) is not None:
-        return _sent_by(folder, uri) == sent
-    return children is None or children().get(str(saved.get("mark"))) == sent
+        return bool(_sent_by(folder, uri) == sent)
+    return children is None or bool(children().get(str(saved.get("mark"))) == sent)
 
 
 def is_there(folder: Path, uri: str, client: MlflowClient | None = None) -> bool:
