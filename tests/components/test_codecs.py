@@ -159,6 +159,19 @@ def test_the_same_stream_gives_the_same_message_and_another_another() -> None:
         assert first == again != other
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CODECS)
+def test_models_of_16_bits_go_through_every_codec(name: str, dtype: torch.dtype) -> None:
+    """The values are those that float32 would have, as far as 16 bits tell them."""
+    codec, stream = CODECS[name]().fitted(((6, 8), (8,), ())), Stream(("16 bits",))
+    move = torch.randn(57, generator=Stream(("move",)).torch()).to(dtype)
+    message = codec.encode(move, stream)
+    decoded = codec.decode(message, 57)
+    assert decoded.shape == (57,) and bool(torch.isfinite(decoded).all())
+    sizes = [{kind: len(part) for kind, part in each.items()} for each in (message, codec.encode(move.float(), stream))]
+    assert sizes[0] == sizes[1]
+
+
 def test_power_sgd_gets_a_matrix_of_its_rank_back() -> None:
     generator = torch.Generator().manual_seed(3)
     matrix = torch.randn(20, 2, generator=generator) @ torch.randn(2, 30, generator=generator)

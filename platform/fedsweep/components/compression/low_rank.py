@@ -58,7 +58,10 @@ class PowerSgd(PackagedCodec):
             matrix = values.view(part.rows, part.columns)
             draws = stream.child(number).torch()
             first = torch.randn(part.columns, self.rank, generator=draws, dtype=move.dtype)
-            basis = torch.linalg.qr(matrix @ first).Q
+            product = matrix @ first
+            # Nobody factors narrow types.
+            wide = product if product.dtype.itemsize >= 4 else product.float()
+            basis = torch.linalg.qr(wide).Q.to(product)
             thin += [basis.flatten(), (matrix.T @ basis).flatten()]
         empty = move.new_zeros(0)
         return {"factors": torch.cat([empty, *thin]), "whole": torch.cat([empty, *whole])}

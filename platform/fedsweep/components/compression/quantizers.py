@@ -30,7 +30,7 @@ class Halves(PackagedCodec):
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         kind = torch.bfloat16 if self.brain else torch.float16
-        most = torch.finfo(kind).max
+        most = min(torch.finfo(kind).max, torch.finfo(move.dtype).max)
         return {"halves": move.clamp(-most, most).to(kind).view(torch.int16)}
 
     def decode(self, message: Payload, size: int) -> Tensor:

@@ -50,7 +50,7 @@ class CountSketch(PackagedCodec):
             )
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
-        values, columns = move.numpy(), self._columns(len(move))
+        values, columns = _array(move), self._columns(len(move))
         rows = [
             np.bincount(cells, weights=values * signs, minlength=columns) for cells, signs in self._places(len(move))
         ]
@@ -65,7 +65,7 @@ class CountSketch(PackagedCodec):
         return values.new_zeros(size).index_copy_(0, places, values[places])
 
     def _read(self, table: Tensor, size: int) -> list[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
-        return list(zip(table.numpy(), self._places(size), strict=True))
+        return list(zip(_array(table), self._places(size), strict=True))
 
     def _columns(self, size: int) -> int:
         return max(1, math.ceil(self.share * size / self.rows - 1e-9))
@@ -80,6 +80,12 @@ class CountSketch(PackagedCodec):
             negative = (numbers * sign_factor + sign_offset) >> np.uint64(63)
             places.append((cells.astype(np.int64), 1.0 - 2.0 * negative.astype(np.float32)))
         return places
+
+
+def _array(values: Tensor) -> np.ndarray:
+    """Return the values for numpy, which has no bfloat16."""
+    array: np.ndarray = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return array
 
 
 def _median(rows: Tensor) -> Tensor:
