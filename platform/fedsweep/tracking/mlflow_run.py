@@ -256,10 +256,12 @@ def _sent_by(folder: Path, uri: str) -> str | None:
     """Return what a sqlite store says of the run that a folder names, see :data:`SENT`; None: it has no such run."""
     file, mark = sqlite_path(uri), str(_saved(folder, uri).get("mark"))
     assert file is not None
-    active = "SELECT run_uuid FROM runs WHERE lifecycle_stage = 'active'"
-    orphans = f"SELECT run_uuid FROM tags WHERE key = '{PARENT}' AND value NOT IN ({active})"
-    marked = "SELECT run_uuid FROM tags WHERE key = ? AND value = ?"
-    run = f"{marked} AND run_uuid IN ({active}) AND run_uuid NOT IN ({orphans})"
+    # By primary keys, which are tags' (key, run) and runs' ids.
+    active = "EXISTS (SELECT 1 FROM runs WHERE run_uuid = {} AND lifecycle_stage = 'active')"
+    above = f"SELECT 1 FROM tags AS above WHERE key = '{PARENT}' AND run_uuid = own.run_uuid"
+    orphan = f"EXISTS ({above} AND NOT {active.format('above.value')})"
+    marked = "SELECT run_uuid FROM tags AS own WHERE key = ? AND value = ?"
+    run = f"{marked} AND {active.format('own.run_uuid')} AND NOT {orphan}"
     sent = f"SELECT coalesce(max(value), '') FROM tags WHERE key = ? AND run_uuid = ({run})"
     with (
         contextlib.suppress(sqlite3.Error),
