@@ -39,7 +39,9 @@ def mlflow_server(store: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(server.ARTIFACT_ROOT_ENV_VAR, "mlflow-artifacts:/")
     monkeypatch.setenv(server.ARTIFACTS_DESTINATION_ENV_VAR, str(artifacts))
     monkeypatch.setenv(server.SERVE_ARTIFACTS_ENV_VAR, "true")
-    monkeypatch.setattr(handlers, "_tracking_store", None)
+    # Kept by the process, for which there may have been another server before.
+    for kept_by_process in ("_tracking_store", "_artifact_repo"):
+        monkeypatch.setattr(handlers, kept_by_process, None)
     seen = MlflowServer()
 
     def answer(environment: dict[str, Any], start: Callable[..., Any]) -> Any:
