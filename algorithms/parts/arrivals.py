@@ -71,7 +71,7 @@ class Discount(Checked):
 
 def at_work(concurrency: int | None, context: RoundContext) -> int:
     """Return the number of clients at work at a time, where enough are there."""
-    return concurrency or context.full_cohort_size
+    return concurrency or context.full_cohort_size or context.cohort_size
 
 
 def buffered(buffer_size: int | None, concurrency: int | None, context: RoundContext) -> int:

@@ -36,7 +36,7 @@ def load(*, root, download):
         num_classes=2, scale=255.0, mean=(0.5,), std=(0.5,),
     )
 """
-CHANGED = r"changed since: the samples of scenario\.dataset"
+CHANGED = r"changed since: the samples of changing_data:load"
 
 
 class Interrupt(Observer):
@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_other_samples_only_where_that_is_allowed(tree: dict[
         run_plan(plan_run(load_config(tree)), run, resume=True)
     run_plan(plan_run(load_config(tree)), run, resume=True, launch=Launch(allow_changed_code=True))
     assert changes_on_the_way(run) == [
-        "from round 2 on, other code played it (changed since: the samples of scenario.dataset)"
+        "from round 2 on, other code played it (changed since: the samples of changing_data:load)"
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_finished_run_of_other_samples_is_not_made_longer_repeated_or_taken_ov
     assert "other code, samples or libraries: changed since: the samples of" in capsys.readouterr().out
     swept = load_config({**tree, "sweep": {"space": {"seed": {"grid": [0]}}}})
     taken, refused = finished_in([run], prepare(swept, SweepFolder(tmp_path / "sweep"), resume=False))
-    assert not taken and "the samples of scenario.dataset" in not_taken(refused)
+    assert not taken and "the samples of changing_data:load" in not_taken(refused)
 
 
 def pictures(**more: Any) -> Dataset:
@@ -140,3 +140,11 @@ def test_of_large_arrays_evenly_spaced_rows_count(monkeypatch: pytest.MonkeyPatc
     images[2] -= 1
     images[3] += 1
     assert pictures(train_images=images).digest == pictures().digest
+
+
+def test_runs_of_several_data_sets_are_of_the_same_code(tree: dict[str, Any]) -> None:
+    one = plan_run(load_config(tree)).sources
+    other = plan_run(load_config({**tree, "scenario": {**tree["scenario"], "dataset": "digits", "root": None}})).sources
+    shared = {name for name in one if name in other}
+    assert not any("samples" in name for name in shared)
+    assert all(one[name] == other[name] for name in shared if name.startswith("fedsweep"))

@@ -112,6 +112,15 @@ class Above(Codec):
         return move
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Above):
+    """About half of the values, by a draw for each."""
+
+    def encode(self, move: Tensor, stream: Stream) -> Payload:
+        places = (torch.rand(len(move), generator=stream.torch()) < 0.5).nonzero().flatten()
+        return {"values": move[places], "places": places.to(torch.int32)}
+
+
 def coded(codec: Codec) -> FederatedMethod:
     return replace(fedavg(), codec=codec)
 
@@ -276,6 +285,8 @@ def test_the_servers_messages_are_of_one_length_or_refused() -> None:
     experiment = replace(tiny_experiment(fedavg()), communication=Communication(down=Above()))
     with pytest.raises(ConfigError, match=r"communication.down: messages of Above are of other lengths .* set comm"):
         check_first_round(experiment)
+    with pytest.raises(ConfigError, match="messages of Drawn are of other lengths"):
+        check_first_round(replace(experiment, communication=Communication(down=Drawn())))
     for codec in (Largest(), EightBits(), Everything()):
         check_first_round(replace(experiment, communication=Communication(down=codec)))
 

@@ -31,10 +31,11 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def planned(net: str, scenario: dict[str, Any] | None = None, **training: Any) -> list[int]:
+def planned(net: str, method: str = "fedavg", **training: Any) -> list[int]:
     """Plan a run and return its clients' numbers of samples."""
     tree: dict[str, Any] = {
-        "scenario": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}, **(scenario or {})},
+        "scenario": {"dataset": "digits", "clients": 5, "partition": {"kind": "iid"}},
+        "method": {"name": method},
         "model": {"name": f"last_batch_nets:{net}"},
         "training": {"rounds": 1, "cohort_size": 2, **training},
     }
@@ -44,7 +45,7 @@ def planned(net: str, scenario: dict[str, Any] | None = None, **training: Any) -
 def test_a_pass_that_ends_with_one_sample_is_refused_where_the_network_needs_two() -> None:
     smallest, *_, largest = sorted(planned("by_batch", batch_size=16))
     assert largest == smallest + 1 and smallest % 16 != 1 != largest % 16
-    words = rf"of one sample \(Expected more than 1 value .*ends its pass over {largest} .*batch_size: {smallest}\)"
+    words = rf"of one sample \(Expected more than 1 value .*which has {largest}, comes to .*batch_size: {smallest}\)"
     for training in ({"batch_size": smallest}, {"batch_size": smallest, "local_epochs": 3}):
         with pytest.raises(ConfigError, match=words):
             planned("by_batch", **training)
@@ -64,3 +65,9 @@ def test_a_pass_that_ends_with_one_sample_is_refused_where_the_network_needs_two
 def test_what_sees_no_batch_of_one_or_needs_no_two_is_planned(net: str, training: dict[str, Any]) -> None:
     sizes = planned(net, batch_size=287, **training)
     assert 288 in sizes
+
+
+def test_a_method_with_one_step_comes_to_no_last_batch(tmp_path: Path) -> None:
+    assert 288 in planned("by_batch", method="fedsgd", batch_size=287)
+    with pytest.raises(ConfigError, match=r"comes to one \(training.batch_size: 1\); normalise without"):
+        planned("by_batch", method="fedsgd", batch_size=1)

@@ -32,13 +32,14 @@ class Mine(Transform):
             return halves + torch.rand(halves.shape, generator=generator)
         if self.kind == "in place" and train:
             images.zero_()
-        return {"none": None, "numpy": halves.numpy(), "fewer": halves[:1], "bytes": images}.get(self.kind, halves)
+        answers = {"none": None, "numpy": halves.numpy(), "fewer": halves[:1], "mean": halves.mean(), "bytes": images}
+        return answers.get(self.kind, halves)
 
 def mine(kind):
     return lambda dataset: Mine(kind=kind)
 
 right, raises, draws, in_place = mine("right"), mine("raises"), mine("draws"), mine("in place")
-none, numpy, fewer, of_bytes = mine("none"), mine("numpy"), mine("fewer"), mine("bytes")
+none, numpy, fewer, mean, of_bytes = map(mine, ("none", "numpy", "fewer", "mean", "bytes"))
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Partition):
@@ -74,6 +75,7 @@ def planned(**scenario: Any) -> Plan:
         ("none", "one tensor for a batch, but returned a NoneType"),
         ("numpy", "one tensor for a batch, but returned a ndarray"),
         ("fewer", r"returned \[1, 1, 8, 8\] for two samples"),
+        ("mean", r"returned \[\] for two samples"),
         ("of_bytes", "floats for pictures, but returned torch.uint8"),
         ("draws", "train=False, must return the same for the same batch"),
         ("in_place", "train=True, must leave its batch as it is"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.world.topology import Graph, complete, edge_hub, exponential, file, hub_name, random, ring, tree
@@ -71,4 +72,4 @@ def test_rates_of_links_need_a_virtual_clock() -> None:
     config = {"scenario": scenario, "method": {"name": "dpsgd"}}
     assert build_experiment(load_config(config)).world.topology.link is not None
     with pytest.raises(ConfigError, match=r"bits_per_s is a rate on the virtual clock, .* scenario\.devices is null"):
-        build_experiment(load_config({**config, "scenario": {**scenario, "devices": None}}))
+        plan_run(load_config({**config, "scenario": {**scenario, "devices": None}}))

@@ -53,7 +53,7 @@ class Codec(Checked, ABC):
         return self
 
     def varies(self, shapes: Shapes, dtype: torch.dtype) -> bool:
-        """Tell whether messages are of other lengths for other values; tried on noise, and on zeros but for one value.
+        """Tell whether messages may be of other lengths; tried on noise, once more with other draws, and on one value.
 
         Args:
             shapes: Of what travels.
@@ -63,7 +63,8 @@ class Codec(Checked, ABC):
         noise = torch.randn(size, generator=source.torch(), dtype=dtype)
         sparse = torch.zeros_like(noise)
         sparse[:1] = 100
-        messages = [ask(codec, "encode", move, source, when="for a plan") for move in (noise, sparse) if size]
+        tries = [(noise, source), (noise, source.child(1)), (sparse, source)] if size else []
+        messages = [ask(codec, "encode", move, stream, when="for a plan") for move, stream in tries]
         lengths = [{name: (part.dtype, part.numel()) for name, part in message.items()} for message in messages]
         return any(length != lengths[0] for length in lengths)
 

@@ -31,7 +31,7 @@ from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.source_log import begin_log, changes_on_the_way, machines_on_the_way
-from fedsweep.runs.sources import SAMPLES, sources_of
+from fedsweep.runs.sources import samples_name, sources_of
 
 if TYPE_CHECKING:
     from fedsweep.driver.ray_session import RemoteSession
@@ -76,7 +76,8 @@ def plan_run(
         check_world(experiment)  # before components are asked: what a method needs is said first
         check_first_round(experiment)
         num_actors, why = choose_backend(config, experiment)
-    sources = {**sources_of(config.tree()), SAMPLES: dataset.digest}
+    samples = samples_name(config.scenario.dataset, config.scenario.image_size)
+    sources = {**sources_of(config.tree()), samples: dataset.digest}
     return Plan(config=config, experiment=experiment, num_actors=num_actors, backend=why, sources=sources)
 
 

@@ -277,14 +277,14 @@ class Round:
 
     def _charge_lost(self) -> None:
         """Charge clients that drop out; their work is not done, as nobody would see it: cards say what they send."""
-        published = self._published() if self.plan.lost else {}
+        published, lost = self._published() if self.plan.lost else {}, self.plan.lost
+        seen = self.state.taken_part if lost and self._tools.card_traffic.goes_up else set()
         for client, work in self.plan.lost.items():
             self._charges.download(client, published)
             self._charges.published.pop(client, None)  # it forgets the round
             if work.sends:
                 self._charges.upload(client)
-                beside = self._tools.card_traffic.up_from(client, self.plan, self.state.taken_part)
-                self.ledger.message(client, "up", {"beside": beside})
+                self.ledger.message(client, "up", {"beside": self._tools.card_traffic.up_from(client, self.plan, seen)})
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from fedsweep.world.label_stats import test_owners
 from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.population import Built, Drawn, Split
 from fedsweep.world.stragglers import WaitForAll
-from fedsweep.world.topology import Star, Topology
+from fedsweep.world.topology import Star
 from fedsweep.world.transforms import Transform, check_transform
 
 _MOST_STRATA = 100_000  # counts of each stratum are kept for every client
@@ -74,20 +74,9 @@ def build_world(config: Config, dataset: Dataset) -> World:
         availability=availability,
         budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
         stragglers=built(config, "scenario.devices.stragglers") or WaitForAll(),
-        topology=_topology(config),
+        topology=built(config, "scenario.topology", num_clients=scenario.clients, run_seed=seed) or Star(),
         notes=_notes(scenario, indices, len(rest)),
     )
-
-
-def _topology(config: Config) -> Topology:
-    scenario = config.scenario
-    topology: Topology | None = built(config, "scenario.topology", num_clients=scenario.clients, run_seed=config.seed)
-    if topology is not None and topology.link is not None and scenario.devices is None:
-        raise ConfigError(
-            "scenario.topology.bits_per_s is a rate on the virtual clock, which there is none of, since"
-            " scenario.devices is null; set that to {profile: phone-wifi}, say, or leave bits_per_s out"
-        )
-    return topology or Star()
 
 
 def _notes(scenario: Scenario, indices: Sequence[np.ndarray], num_samples: int) -> tuple[str, ...]:

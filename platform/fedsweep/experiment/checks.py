@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -67,6 +68,7 @@ def check_world(experiment: Experiment) -> None:
             " training.optimizer to {name: sgd, lr: 0.05}, say, or method.multiplier=activation"
         )
     _check_exactness(experiment)
+    _check_links(experiment)
     _check_sums(experiment)
     _check_codecs(experiment)
 
@@ -178,6 +180,15 @@ def _all_take_as_many(experiment: Experiment) -> bool:
     return bool(method.settings.equal_steps if training.equal_steps is None else training.equal_steps)
 
 
+def _check_links(experiment: Experiment) -> None:
+    topology, profiles = experiment.world.topology, experiment.world.profiles
+    if topology.link is not None and profiles[0].device is None:
+        raise ConfigError(
+            "scenario.topology.bits_per_s is a rate on the virtual clock, which there is none of, since"
+            " scenario.devices is null; set that to {profile: phone-wifi}, say, or leave bits_per_s out"
+        )
+
+
 def _check_codecs(experiment: Experiment) -> None:
     """Refuse codecs where what they would be given is not defined."""
     method, up, down = experiment.method, experiment.communication.up, experiment.communication.down
@@ -265,15 +276,24 @@ def check_batches(experiment: Experiment) -> None:
     reason = _untrainable(network, 1)
     if not reason or _untrainable(network, 2):
         return
+    settings = experiment.method.settings
+    whole = "set training.local_steps or training.equal_steps, whose batches are whole, "
+    if settings.local_steps is not None or settings.equal_steps:
+        whole = ""  # the method says how many steps there are
     for client, samples in enumerate(ClientColumns.of(world.profiles).num_samples.tolist()):
-        _, batch, is_whole = experiment.local_steps(client, samples)
-        if (batch if is_whole else samples % batch or batch) == 1:
+        if _smallest_batch(experiment, client, samples) == 1:
             raise ConfigError(
-                f"model: this network can't be trained on a batch of one sample ({reason}), but client {client} ends"
-                f" its pass over {samples} with one (training.batch_size: {batch}); set training.local_steps or"
-                " training.equal_steps, whose batches are whole, normalise without a batch (GroupNorm, LayerNorm), or"
-                " choose another training.batch_size"
+                f"model: this network can't be trained on a batch of one sample ({reason}), but client {client}, which"
+                f" has {samples}, comes to one (training.batch_size: {experiment.local_steps(client, samples)[1]});"
+                f" {whole}normalise without a batch (GroupNorm, LayerNorm), or choose another training.batch_size"
             )
+
+
+def _smallest_batch(experiment: Experiment, client: int, samples: int) -> int:
+    steps, batch, is_whole = experiment.local_steps(client, samples)
+    if is_whole:
+        return batch
+    return samples % batch or batch if steps >= math.ceil(samples / batch) else min(samples, batch)
 
 
 def _untrainable(network: Network, samples: int) -> str:

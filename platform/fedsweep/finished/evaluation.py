@@ -37,7 +37,7 @@ from fedsweep.records import State
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.remote_folder import read_from
 from fedsweep.runs.run_folder import CHECKPOINTS, CONFIG, MODEL, RunFolder
-from fedsweep.runs.sources import SAMPLES
+from fedsweep.runs.sources import samples_name
 from fedsweep.tasks.base import Task
 from fedsweep.trees import constants_sha256, layout_of, load_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
@@ -277,7 +277,8 @@ def _own_classes(own: Dataset, other: Dataset) -> tuple[np.ndarray, tuple[str, .
         DataError: A class is none of the model's.
     """
     labels, names = other.test.targets, other.class_names
-    if all(map(str.isdecimal, names)) and not set(names) & set(own.class_names):
+    are_numbers = own.class_names and all(map(str.isdecimal, own.class_names))
+    if all(map(str.isdecimal, names)) and not (are_numbers or set(names) & set(own.class_names)):
         # Classes without names are called by their numbers, and may leave some out.
         labels = np.array([int(name) for name in names])[labels] if names else labels
         return labels, own.class_names or names
@@ -334,7 +335,7 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
     config = resolve(load_config(config.tree(), [*_here(config), *overrides]))
     dataset = dataset_of(config.scenario)
     experiment, recorded = build_experiment(config, dataset), result.get("sources")
-    samples = recorded.get(SAMPLES) if isinstance(recorded, Mapping) else None
+    name = samples_name(config.scenario.dataset, config.scenario.image_size)
     layout, base = layout_of(experiment.template), constants_sha256(experiment.template)
     if model is not None:
         file = weights_file(str(model), key="--model")
@@ -351,7 +352,7 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
         values=values,
         run=folder if model is None else None,
         result=result,
-        samples_changed=samples not in (None, dataset.digest),
+        samples_changed=isinstance(recorded, Mapping) and recorded.get(name) not in (None, dataset.digest),
     )
 
 

@@ -64,8 +64,8 @@ _FILE_KEYS = ("path", "file", "clients")
 # Of the versions in a result, those on which its bits depend.
 LIBRARIES_THAT_COUNT = ("torch", "torchvision", "numpy")
 _MOST_NAMED = 4
-# The name of a data set's digest among the sources, for whoever has loaded it.
-SAMPLES = "the samples of scenario.dataset"
+# So begins the name of a data set's digest among the sources, for whoever has loaded it.
+_SAMPLES = "the samples of "
 
 
 def sources_of(tree: Mapping[str, Any]) -> dict[str, str]:
@@ -127,6 +127,16 @@ def own_sources() -> Sources:
     return {name: digest for root, prefix in places for name, digest in _folders(root, prefix)}
 
 
+def samples_name(dataset: str, image_size: int | None) -> str:
+    """Return the name among the sources of the samples that a scenario asks for."""
+    return f"{_SAMPLES}{dataset}" + (f", {image_size} pixels wide" if image_size else "")
+
+
+def is_of_samples(name: str) -> bool:
+    """Tell whether a source's name is that of samples, which only those know who have loaded them."""
+    return name.startswith(_SAMPLES)
+
+
 def changes(before: object, now: Sources) -> str:
     """Describe differences of the sources that a file tells of to those that are here, in words; empty: none."""
     if not isinstance(before, Mapping) or not before:
@@ -137,7 +147,8 @@ def changes(before: object, now: Sources) -> str:
 
 def _differing(one: Sources, other: Sources) -> list[str]:
     """Return names that do not stand for the same in both, the user's own first; samples that one has not loaded do."""
-    names = {*one, *other} - ({SAMPLES} - ({*one} & {*other}))
+    shared = {*one} & {*other}
+    names = {name for name in {*one, *other} if name in shared or not is_of_samples(name)}
     return sorted((n for n in names if one.get(n) != other.get(n)), key=lambda n: (_is_own(n), n))
 
 

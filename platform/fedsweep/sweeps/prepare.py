@@ -15,7 +15,6 @@ from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.guard import guarded
 from fedsweep.results.texts import is_accuracy
-from fedsweep.runs.sources import SAMPLES
 from fedsweep.sweeps.fairness import chooser_of, knows_seeds, notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
@@ -150,10 +149,8 @@ def _load_datasets(entries: Sequence[PreparedTrial]) -> dict[str, Dataset]:
 
 
 def _with_samples(entries: Sequence[PreparedTrial]) -> tuple[list[PreparedTrial], dict[str, Dataset]]:
-    """Return the trials with their samples among their sources, and the data sets."""
     datasets = _load_datasets(entries)
-    digests = {key: dataset.digest for key, dataset in datasets.items()}
-    return [replace(e, sources={**e.sources, SAMPLES: digests[dataset_key(e.config)]}) for e in entries], datasets
+    return [entry.with_samples(datasets) for entry in entries], datasets
 
 
 def _check_trials(config: Config, entries: Sequence[PreparedTrial], datasets: Mapping[str, Dataset]) -> float:

@@ -17,7 +17,7 @@ from fedsweep.results.texts import canonical
 from fedsweep.runs.files import TAKEN_OVER, check_no_link
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.runs.sources import SAMPLES, Sources
+from fedsweep.runs.sources import Sources, is_of_samples
 from fedsweep.sweeps.budget.allowance import Allowance
 from fedsweep.sweeps.budget.study_clock import StudyClock
 from fedsweep.sweeps.budget.trial_costs import TrialCosts, planned_costs, spent_in
@@ -85,9 +85,9 @@ class PreparedSweep:
 
     @property
     def sources(self) -> Sources:
-        """The sources behind all trials that are known, but for their samples, of which there may be several sets."""
+        """The sources behind all trials that are known, but for their samples, which go with the data sets."""
         entries = self.entries or self.samples
-        return {n: digest for entry in entries for n, digest in entry.sources.items() if n != SAMPLES}
+        return {n: digest for entry in entries for n, digest in entry.sources.items() if not is_of_samples(n)}
 
     @property
     def unlike(self) -> list[PreparedTrial]:
@@ -155,7 +155,7 @@ class PreparedSweep:
             except (KeyError, TypeError, InputError):
                 continue
             if entry.user_config.hash() == key:
-                return entry
+                return entry.with_samples(self.datasets)
         return None
 
     def check_budget(self) -> None:

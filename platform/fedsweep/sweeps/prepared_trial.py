@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import resolve
@@ -13,13 +13,14 @@ from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.sweep import Sweep
 from fedsweep.errors import InputError
-from fedsweep.runs.sources import Sources, sources_of
+from fedsweep.runs.sources import Sources, samples_name, sources_of
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import Trial
 from fedsweep.tracking.mlflow_store import NO_TRACKING
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
+    from fedsweep.world.data.datasets import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,14 @@ class PreparedTrial:
     config: Config
     share: Share
     sources: Sources
+
+    def with_samples(self, datasets: Mapping[str, Dataset]) -> PreparedTrial:
+        """Return the trial with its samples among its sources, where its data set is one by :func:`dataset_key`."""
+        dataset, scenario = datasets.get(dataset_key(self.config)), self.config.scenario
+        if dataset is None:
+            return self
+        name = samples_name(scenario.dataset, scenario.image_size)
+        return replace(self, sources={**self.sources, name: dataset.digest})
 
     @property
     def texts(self) -> frozenset[tuple[str, str]]:

@@ -383,7 +383,9 @@ def check_transform(transform: Transform, dataset: Dataset, name: str) -> None:
         answer = transform(samples, generator=torch.Generator().manual_seed(0) if train else None, train=train)
         parts = [*answer.values()] if isinstance(answer, dict) else [answer]
         where = f"scenario.transform {name}, called with train={train}, must"
-        if wrong := [part for part in parts if not (isinstance(part, Tensor) and len(part) == len(any_of(samples)))]:
+        if wrong := [
+            part for part in parts if not (isinstance(part, Tensor) and part.shape[:1] == any_of(samples).shape[:1])
+        ]:
             shown = list(wrong[0].shape) if isinstance(wrong[0], Tensor) else f"a {type(wrong[0]).__name__}"
             raise ConfigError(f"{where} return one tensor for a batch, but returned {shown} for two samples")
         if dataset.pixels is not None and not parts[0].is_floating_point():

@@ -56,6 +56,28 @@ def test_splits_are_the_first_folders_side_by_side(train: str, test: str) -> Non
     assert splits_of(parts[0] + parts[1] + other) == {"train": sorted(parts[0]), "test": sorted(parts[1])}
 
 
+def test_a_table_with_labels_above_the_splits_is_refused() -> None:
+    words = r"metadata.csv lies above the splits test, train; give each of these folders a table of its own pictures"
+    with pytest.raises(DataError, match=words):
+        splits_of([*pictures("train", "test"), "metadata.csv"])
+    flat = [*pictures("pictures"), "metadata.csv"]
+    assert splits_of(flat) == {"train": sorted(flat)}
+
+
+def test_beside_a_split_with_classes_pictures_without_are_left_out() -> None:
+    paths = pictures("train/ant", "train/bee", "unlabelled")
+    assert splits_of(paths) == {"train": pictures("train/ant", "train/bee")}
+
+
+def test_a_folder_that_can_not_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("os.scandir", denied)
+    with pytest.raises(DataError, match=r"can't be listed \(Permission denied\); give the right to read it"):
+        files_of(tmp_path)
+
+
 def test_a_table_with_labels_goes_with_the_split_that_it_lies_in() -> None:
     paths = [*pictures("train", "test"), "train/metadata.csv", "test/metadata.csv"]
     assert [len(part) for part in splits_of(paths).values()] == [3, 3]

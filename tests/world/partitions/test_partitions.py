@@ -304,6 +304,7 @@ def test_check_parts_names_what_is_no_array() -> None:
         check_parts([{0, 1}, {2}], num_samples=5, num_clients=2)  # type: ignore[list-item]
     with pytest.raises(InvariantError, match=r"not int64 \(1, 2\)"):
         check_parts([np.array([[0, 1]]), np.array([2])], num_samples=5, num_clients=2)
+    check_parts([[], np.array([0, 1], np.uint64)], num_samples=5, num_clients=2)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,11 @@ class CardTraffic:
         seen |= started
         return sizes
 
+    @property
+    def goes_up(self) -> bool:
+        """Tell whether clients send something beside their models."""
+        return any(card.up for card, _ in self._cards)
+
     def up_from(self, client: int, plan: RoundPlan, seen: set[int]) -> Size:
         """Return what one client sends beside its model in a round; ``seen``: took part in one before."""
         size = self._size("up", client, plan, first=client not in seen, missed=Missed())

@@ -56,8 +56,13 @@ def _walk(folder: Path, start: str, above: tuple[tuple[int, int], ...]) -> Itera
         return
     if len(above) > MOST_LEVELS:
         raise DataError(f"{str(folder)[:200]}...: more than {MOST_LEVELS} folders in one another; take out the links")
-    with os.scandir(folder) as listing:
-        entries = [entry for entry in listing if not entry.name.startswith(".")]
+    try:
+        with os.scandir(folder) as listing:
+            entries = [entry for entry in listing if not entry.name.startswith(".")]
+    except PermissionError as error:
+        raise DataError(
+            f"{folder} can't be listed ({error.strerror}); give the right to read it, or take it out"
+        ) from None
     names = {entry.name for entry in entries}
     if above and _CONFIG in names and names & _OF_RUNS:
         return
@@ -153,32 +158,47 @@ def _picture_splits(name: str, paths: Sequence[str], labels: frozenset[str]) -> 
     """Return the splits of pictures and of the tables with their labels, by the first folders that lie side by side.
 
     Folders that are all called like splits are splits. So are those among others, where they are for training and for
-    testing and hold classes. No other folder is one.
+    testing and hold classes, or where no other folder does. No other folder is one.
     """
     start = _stem(paths)
     tops = {path: top for path in paths if (top := _top(path, start)) is not None}
     # Those that hold folders of classes, or a table with labels.
     full = {top for path, top in tops.items() if path in labels or "/" in path.removeprefix(f"{start}{top}/")}
-    exact = {top: _SPLIT_OF[top] for top in sorted({*tops.values()}) if top in _SPLIT_OF}
+    exact = {top: _SPLIT_OF[top] for top in tops.values() if top in _SPLIT_OF}
     others = sorted({*tops.values()} - exact.keys())
-    if exact and (not others or _is_whole({split for top, split in exact.items() if top in full})):
+    alone = not others or (full and full <= exact.keys())
+    if exact and (alone or _is_whole({split for top, split in exact.items() if top in full})):
+        # The library would give each split all pictures that the table names.
+        if above := [path for path in labels if path not in tops]:
+            raise DataError(
+                f"{name}: {min(above)} lies above the splits {', '.join(exact)}; give each of these folders a table of"
+                " its own pictures"
+            )
         if bare := [top for top in exact if top not in full]:
             raise DataError(
                 f"{name}: its pictures have no labels: {start}{bare[0]} is a split, but its pictures lie in no folder"
                 f" for each class, {start}{bare[0]}/CLASS/*.png; if it is a class, call it otherwise"
             )
-        return _by_words({path: [top] for path, top in tops.items() if top in exact})
+        return _spread(_by_words({top: [top] for top in exact}), tops)
     if exact:
         raise DataError(
             f"{name}: {start}{next(iter(exact))} is called like a split, but {', '.join(others[:3])} beside it"
             f" {'is' if len(others) == 1 else 'are'} not: if it is a class, call it otherwise; if it is a split, let"
             " train and test lie side by side, with a folder for each class, train/CLASS/*.png"
         )
-    loose = _by_words({top: [top] for top in sorted(full)})
+    loose = _by_words({top: [top] for top in tops.values() if top in full})
     num_in_one = len({top for those in loose.values() for top in those})
     if _is_whole(set(loose)) and num_in_one == sum(map(len, loose.values())):
-        return _by_words({path: [top] for path, top in tops.items() if top in full})
+        return _spread(loose, tops)
     return {"train": list(paths)}
+
+
+def _spread(splits: Mapping[str, Sequence[str]], tops: Mapping[str, str]) -> Splits:
+    """Return the paths of each split, given as first folders."""
+    paths: dict[str, list[str]] = {}
+    for path, top in tops.items():
+        paths.setdefault(top, []).append(path)
+    return {split: [path for top in chosen for path in paths[top]] for split, chosen in splits.items()}
 
 
 def _stem(paths: Sequence[str]) -> str:

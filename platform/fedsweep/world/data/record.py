@@ -228,7 +228,9 @@ class Dataset:
 
         Of an array over 16 MB evenly spaced rows count: of many pictures a change of a few may go unseen.
         """
-        whole = blake2b(repr((self.num_classes, self.class_names, self.pixels)).encode(), digest_size=8)
+        pixels = self.pixels and [float(v) for v in (self.pixels.scale, *self.pixels.mean, *self.pixels.std)]
+        classes = [int(self.num_classes), *map(str, self.class_names)]
+        whole = blake2b(repr((classes, pixels)).encode(), digest_size=8)
         for part in (self.train, self.test):
             for name in ("inputs", "targets", "groups", "strata"):
                 if (values := getattr(part, name)) is not None:

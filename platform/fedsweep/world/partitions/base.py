@@ -77,7 +77,7 @@ def check_parts(parts: Sequence[Indices], *, num_samples: int, num_clients: int)
             is_odd = array.dtype == object  # a set, say
             what = type(array.item()).__name__ if is_odd and array.size == 1 else f"{array.dtype} {array.shape}"
             raise InvariantError(f"a partition must return one-dimensional integer arrays, not {what}")
-    joined = np.concatenate(arrays)
+    joined = np.concatenate([array.astype(np.int64) for array in arrays])
     if len(joined) and not 0 <= joined.min() <= joined.max() < num_samples:
         raise InvariantError(
             f"a partition's indices must lie in 0..{num_samples - 1}, but range from {joined.min()} to {joined.max()}"
