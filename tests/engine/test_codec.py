@@ -97,7 +97,7 @@ class LongPlaces(Largest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Above(Codec):
+class Above(Largest):
     """The values above a threshold, with their places: as many as there are."""
 
     level: float = 0.02
@@ -106,14 +106,9 @@ class Above(Codec):
         places = (move.abs() > self.level).nonzero().flatten()
         return {"values": move[places], "places": places.to(torch.int32)}
 
-    def decode(self, message: Payload, size: int) -> Tensor:
-        move = torch.zeros(size, dtype=message["values"].dtype)
-        move[message["places"].long()] = message["values"]
-        return move
-
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Above):
+class Drawn(Largest):
     """About half of the values, by a draw for each."""
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
