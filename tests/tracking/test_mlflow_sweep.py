@@ -190,16 +190,22 @@ def test_rounds_that_are_played_again_after_a_retry_are_logged_once(make: Make, 
     assert set(steps(store, "by_bytes/test_accuracy").values()) == {1}
 
 
-def test_a_store_that_is_deleted_meanwhile_gets_all_trials_under_a_new_parent(
-    make: Make, store: Path, tmp_path: Path
-) -> None:
-    tracker = make(every_s=60.0)
-    one, other = trials = [trial(tmp_path / "sweep", k) for k in (1, 2)]
+def sent_in_part(tracker: SweepTracker, folder: Path) -> list[RunInfo]:
+    """Send a trial that has finished and one that goes on, and return both."""
+    one, other = trials = [trial(folder, k) for k in (1, 2)]
     finished(one, 2)
     tracker.trial_done(one)
     RunFolder(other.folder).write_rounds([record(1)])
     tracker.round_done(other)
     tracker._send_all()
+    return trials
+
+
+def test_a_store_that_is_deleted_meanwhile_gets_all_trials_under_a_new_parent(
+    make: Make, store: Path, tmp_path: Path
+) -> None:
+    tracker = make(every_s=60.0)
+    trials = one, other = sent_in_part(tracker, tmp_path / "sweep")
     earlier = tracker._parent.run_id
     store.unlink()
     tracker._send_all()
@@ -261,12 +267,7 @@ def test_a_parent_that_is_deleted_meanwhile_is_begun_again_and_all_children_move
     uri: str, make: Make, store: Path, tmp_path: Path
 ) -> None:
     tracker = make(every_s=60.0, uri=uri)
-    one, other = trials = [trial(tmp_path / "sweep", k) for k in (1, 2)]
-    finished(one, 2)
-    tracker.trial_done(one)
-    RunFolder(other.folder).write_rounds([record(1)])
-    tracker.round_done(other)
-    tracker._send_all()
+    trials = _, other = sent_in_part(tracker, tmp_path / "sweep")
     earlier = tracker._parent.run_id
     delete_run(store, tmp_path / "sweep")
     tracker._send_all()
