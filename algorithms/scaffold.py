@@ -94,9 +94,11 @@ class MeanControl(Refinement):
     by_size: bool
 
     def init(self, context: ServerContext) -> State:
-        sizes = [float(p.num_samples) if self.by_size else 1.0 for p in context.profiles]
+        profiles = context.profiles
+        sizes = [float(p.num_samples) for p in profiles] if self.by_size else [1.0] * len(profiles)
         control = torch.zeros_like(context.vector[: context.layout.num_params])
-        return {"control": control, "shares": [size / sum(sizes) for size in sizes]}
+        total = sum(sizes)
+        return {"control": control, "shares": [size / total for size in sizes]}
 
     def publish(self, state: State) -> Mapping[str, Published]:
         return {"control": Published(value=state["control"], like="params")}

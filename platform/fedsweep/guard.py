@@ -204,14 +204,13 @@ def named(of: type) -> Rule:
     return check_named
 
 
-def sums(*names: str) -> Rule:
-    """Return the rule for a mapping with these sums, and maybe others."""
-
-    def check_sums(answer: Any, call: Call) -> None:
-        if not isinstance(answer, Mapping) or not {*names} <= {*answer}:
-            raise call.wrong(f"a mapping with the sums {' and '.join(names)}, and others by name", answer)
-
-    return check_sums
+def sums(answer: Any, call: Call) -> None:
+    """Check a test's sums: the loss, the count, and where samples are classified the confusion."""
+    if not isinstance(answer, Mapping) or not {"loss", "count"} <= {*answer}:
+        raise call.wrong("a mapping with the sums loss and count, and others by name", answer)
+    shape = tuple(getattr(answer.get("confusion"), "shape", ()))
+    if cast(Any, call.component).has_classes and not (len(shape) == 2 and shape[0] == shape[1]):
+        raise call.wrong("with has_classes also confusion [C, C], samples by true class and predicted class", answer)
 
 
 def new_state(answer: Any, call: Call) -> None:

@@ -326,6 +326,7 @@ def data(*, root, download):
         ("tally", lambda *_: None, r"must return a mapping with the sums loss and count, .* returned NoneType None in"),
         ("tally", lambda *_: {"loss": 1.0}, "must return a mapping with the sums loss and count"),
         ("tally", lambda *_: {"loss": 1.0, "count": 0}, "must return a count above 0 over the whole test"),
+        ("has_classes", True, r"must return with has_classes also confusion \[C, C\], samples by true class and"),
         ("scores", lambda *_: None, r"must return a mapping with a number for each of its measures \(error\)"),
         ("scores", lambda *_: {"error": "low"}, "must return a mapping with a number for each"),
         ("scores", lambda *_: {"error": 1.0, "round": 2}, "must return a mapping with a number for each"),
@@ -393,6 +394,60 @@ def test_a_task_that_changes_what_it_is_given_changes_no_later_test(
     monkeypatch.setattr(module.Error, "tally", changing)
     columns = ["error", "test_loss", "largest"]
     assert run(config).to_pandas()[columns].equals(before[columns])
+
+
+REBUILT = """
+import numpy as np
+import torch
+from fedsweep import Dataset, Declaration, Samples, Task
+
+
+class Rebuild(Task):
+    measures = {"off": Declaration(mode="min")}
+    of_inputs = True
+    outputs = (3,)
+
+    def loss(self, outputs, inputs):
+        return ((outputs - inputs["x"]).square() * inputs["mask"]).mean()
+
+    def tally(self, outputs, inputs):
+        off = ((outputs - inputs["x"]).square() * inputs["mask"]).double().sum()
+        return {"loss": off, "count": torch.tensor(len(outputs))}
+
+    def scores(self, tally):
+        return {"off": tally["loss"] / tally["count"]}
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x, mask):
+        return super().forward(x * mask)
+
+
+def data(*, root, download):
+    draws = np.random.default_rng(3)
+    inputs = {"x": draws.random((40, 3), dtype=np.float32), "mask": draws.random((40, 3)).round().astype(np.float32)}
+    samples = Samples(inputs=inputs, targets=np.zeros(40, np.int64), groups=np.arange(40) % 3)
+    return Dataset(name="rebuilt", train=samples, test=samples)
+
+
+def model(*, input_shape, num_classes):
+    return Net(3, 3)
+"""
+
+
+def test_what_is_learned_of_samples_of_two_inputs_are_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_rebuilt.py").write_text(REBUILT)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = {"dataset": "own_rebuilt:data", "task": {"kind": "own_rebuilt:Rebuild"}, "clients": 3}
+    config = {
+        **SMALL,
+        "scenario": {**scenario, "partition": {"kind": "writer"}},
+        "model": {"name": "own_rebuilt:model"},
+        "evaluation": {"batch_size": 17, "per_client": True},
+    }
+    table = run(config).to_pandas()
+    assert table["off"].iloc[-1] == pytest.approx(table["test_loss"].iloc[-1]) and table["off"].iloc[-1] > 0
+    assert table["client_off"].iloc[-1] == pytest.approx(table["off"].iloc[-1], rel=0.1)  # 14, 13 and 13 samples
 
 
 def test_a_function_says_what_its_task_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

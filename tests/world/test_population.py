@@ -12,15 +12,18 @@ from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.engine.engine import Engine
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.clients import ClientColumns, client_profiles
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.experiment.unforeseen import why_unknown
 from fedsweep.finished.growth import grow
 from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.reports.page import write_report
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.clients import clients_table
 from fedsweep.streams import stream
+from fedsweep.testing import local_engine, run_rounds
 from fedsweep.world.availability import CapabilityAvailability
 from fedsweep.world.drift import CosineRotation
 from fedsweep.world.label_stats import label_counts
@@ -137,6 +140,39 @@ def test_the_plan_asks_nobody_who_is_not_chosen() -> None:
     assert world.is_drawn and len(world.profiles) == len(world.indices) == MANY
     profile = world.profiles[123_456_789]
     assert profile.num_samples == 12 and profile.label_counts.sum() == 12 and profile.capability == 1.0
+
+
+def small(method: str, **settings: Any) -> dict[str, Any]:
+    world = {"dataset": "digits", "clients": 40, "partition": {"kind": "drawn", "samples": 6, "dirichlet_alpha": 0.5}}
+    training = {"rounds": 3, "cohort_size": 4, "local_steps": 1, "batch_size": 4, **settings}
+    model = {"name": "mlp", "hidden_width": 4}
+    return {**tree(), "scenario": world, "model": model, "method": {"name": method}, "training": training}
+
+
+def test_what_is_sent_of_all_clients_is_foreseen_of_all_clients() -> None:
+    plan = plan_run(resolve(load_config(small("fedmix")))).experiment
+    expected = forecast(plan)
+    assert expected.exact and expected.total_bytes == run_rounds(local_engine(plan)).total_bytes
+
+
+def test_a_run_in_which_nobody_takes_part_has_tables_without_rows(tmp_path: Path) -> None:
+    result = fedsweep.run(small("fedavg", stop={"total_bytes": 100}), out=tmp_path / "r")
+    assert result.summary["stopped_by"] == "total_bytes" and not RunFolder(tmp_path / "r").read_rounds()
+    assert RunFolder(tmp_path / "r").read_clients().num_rows == 0
+    write_report([str(tmp_path / "r")], tmp_path / "report.html", uri=None)
+
+
+def test_an_evaluation_asks_no_client(tmp_path: Path) -> None:
+    result = fedsweep.run({**tree(), "model": {"name": "mlp", "hidden_width": 4}}, out=tmp_path / "r")
+    again = fedsweep.evaluate(tmp_path / "r")
+    assert not len(again.client_accuracies) and again.test_accuracy == result.summary["test_accuracy"]
+
+
+def test_class_shares_of_samples_without_classes_are_refused() -> None:
+    partition = {"kind": "drawn", "dirichlet_alpha": 0.1}
+    lines = {"scenario": {"dataset": "lines", "clients": 9, "partition": partition}, "model": {"name": "transformer"}}
+    with pytest.raises(ConfigError, match=r"dirichlet_alpha draws each client's shares of the classes, but the sampl"):
+        plan_run(resolve(load_config({**tree(), **lines})))
 
 
 @pytest.mark.parametrize(("perf", "told"), [("none", False), ("shifted", True)])

@@ -235,7 +235,7 @@ class Objective(Checked, ABC):
 
     Class attributes:
         needs_share: ``step.client.share`` is read.
-        skips_padding: Samples with the target -100 do not count, not even in the mean, where the task passes them over.
+        skips_padding: As of a task, where the task passes padding over; to be said again beside a subclass's own loss.
         in_lanes: See :class:`LocalTerm`.
     """
 

@@ -16,7 +16,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask, guarded, wrong
 from fedsweep.records import ClientUpdate, State
 from fedsweep.tasks.base import Task
-from fedsweep.trees import Inputs, any_of, as_tensors, placed, sample_values, targets_of
+from fedsweep.trees import Inputs, as_tensors, each, placed, sample_values, taken, targets_of
 
 # Test sets of up to this many bytes are transformed once.
 _CACHE_BYTES = 512 * 2**20
@@ -150,15 +150,16 @@ class Evaluator:
                     raise wrong(evaluation, "predict", must=must, answer=answer, when=when)
                 if self._metrics:
                     outputs.append(answer.cpu())
-                truth = any_of(inputs) if self._task.of_inputs else targets
-                counted = (answer.clone(), truth.clone()) if self._copies else (answer, truth)
+                truth = inputs if self._task.of_inputs else targets
+                counted = (answer.clone(), each(torch.clone, truth)) if self._copies else (answer, truth)
                 for name, value in ask(self._task, "tally", *counted, when=when).items():
                     if name in tally and (shapes := [tuple(np.shape(v)) for v in (tally[name], value)])[0] != shapes[1]:
                         must, answer = "sums of one shape whatever the batch", f"{name} of {shapes[0]} and {shapes[1]}"
                         raise wrong(self._task, "tally", must=must, answer=answer, when=when)
                     tally[name] = tally[name] + value if name in tally else value
                 if owners is not None and by_client is not None:
-                    _add_by_client(self._task, by_client, answer, truth, owners[start : start + self._batch_size])
+                    whose = owners[start : start + self._batch_size]
+                    _add_by_client(self._task, by_client, answer, truth, whose, when=when)
         if not (count := int(tally["count"])):
             raise wrong(self._task, "tally", must="a count above 0 over the whole test", answer="0", when=when)
         loss = float(tally["loss"]) / count
@@ -173,11 +174,17 @@ class Evaluator:
 
 
 def _add_by_client(
-    task: Task, by_client: dict[int, dict[str, Tensor]], outputs: Tensor, targets: Tensor, owners: np.ndarray
+    task: Task,
+    by_client: dict[int, dict[str, Tensor]],
+    outputs: Tensor,
+    targets: Inputs,
+    owners: np.ndarray,
+    *,
+    when: str,
 ) -> None:
     """Add a batch's sums to those of the clients whose samples [B] are in it."""
     for client in np.unique(owners[owners >= 0]).tolist():
         places = torch.from_numpy(np.flatnonzero(owners == client)).to(outputs.device)
         own = by_client.setdefault(client, {})
-        for name, value in task.tally(outputs[places], targets[places]).items():
+        for name, value in ask(task, "tally", outputs[places], taken(targets, places), when=when).items():
             own[name] = own[name] + value if name in own else value

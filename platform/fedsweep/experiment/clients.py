@@ -48,7 +48,7 @@ class ClientColumns(Sequence[ClientProfile]):
         devices = [profile.device for profile in profiles if profile.device is not None]
         return cls(
             num_samples=np.array([profile.num_samples for profile in profiles], dtype=np.int64),
-            label_counts_NC=np.array([profile.label_counts for profile in profiles]),
+            label_counts_NC=np.array([profile.label_counts for profile in profiles] or np.zeros((0, 0), np.int64)),
             capabilities=np.array([profile.capability for profile in profiles], dtype=np.float64),
             devices=devices or None,
         )

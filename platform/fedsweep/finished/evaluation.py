@@ -212,7 +212,7 @@ class Subject:
                 "client_accuracies": tested.client_scores(len(world.profiles)),
                 "client_samples": np.bincount(owners[owners >= 0], minlength=len(world.profiles)),
             }
-        if not tested.task.has_classes:
+        if not tested.task.has_classes or world.is_drawn:  # whose clients would all be made for it
             return {}
         num_classes = world.data.num_classes
         present_NC = present_counts(experiment.label_counts_NC, experiment.classes(self.round))

@@ -38,8 +38,10 @@ class Task(Checked, ABC):
 
     Class attributes:
         measures: The figures of :meth:`scores` by name and how to read them; the first one leads.
-        has_classes: A sample's target is its class, and its outputs are the logits [C].
-        skips_padding: A sample with the target -100 does not count in the loss, not even in the mean.
+        has_classes: A sample's target is its class, its outputs are the logits [C], and :meth:`tally` counts samples by
+            true class and predicted class, too: ``confusion`` [C, C].
+        skips_padding: A sample with the target -100 does not count in the loss, not even in the mean; to be said again
+            beside a subclass's own loss.
         of_inputs: What is learned of a sample is the sample: ``targets`` are the inputs that the model gets, and
             :meth:`check` is asked of the data set's inputs.
         source: Where it comes from; for listings.
@@ -103,7 +105,7 @@ class Task(Checked, ABC):
         """
 
     @abstractmethod
-    @returns(sums("loss", "count"))
+    @returns(sums)
     def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
         """Return a batch's sums, on the CPU, in float64 or int64; batches are added up in the test set's order.
 

@@ -577,6 +577,15 @@ class Own(TaskLoss):
     skips_padding = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Focal(TaskLoss):
+    """Has a loss of its own, and says nothing of padding."""
+
+    def loss(self, step: LocalStep) -> Tensor:
+        each = nn.functional.cross_entropy(step.logits, step.targets, reduction="none")
+        return ((1 - torch.exp(-each)) * each).mean()
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
 
@@ -631,6 +640,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a term after each step": ({"terms": (After(),)}, {}, "term after works after each step"),
     "an objective of smaller batches": ({"objective": Own()}, {}, "objective Own would take in"),
+    "one with a loss of its own": ({"objective": Focal()}, {}, "objective Focal would take in"),
     "batch norm in smaller batches": ({}, {"build": normed}, "batch norm would take in"),
     "a table of bounded norms": ({}, {"build": bounded}, "an embedding changes its rows as it reads them (max_norm)"),
     "one of sums": ({}, {"build": bounded_sums}, "an embedding changes its rows as it reads them (max_norm)"),

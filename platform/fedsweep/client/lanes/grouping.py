@@ -16,8 +16,10 @@ from fedsweep.client.lanes.lane import Lane, LaneSteps
 from fedsweep.client.lanes.recording import NotRecorded
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import ClientSide, LaneSettings
+from fedsweep.components.local import Objective
 from fedsweep.errors import first_line, lacks_memory
 from fedsweep.submodel import SubModel
+from fedsweep.tasks.base import Task
 
 # Tiles of this many shapes are kept: each has matrices of its own.
 _KEPT_TILES = 8
@@ -174,10 +176,18 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     if any(getattr(layer, "scale_grad_by_freq", False) for layer in module.modules()):
         return f"an embedding (scale_grad_by_freq) would count what fills up smaller batches ({whole})"
     reading = [term.name for term in side.terms if term.has_own("loss")]
-    if reading or not (side.objective.skips_padding and side.task.skips_padding):
+    if reading or not (_skips_padding(side.objective) and _skips_padding(side.task)):
         reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
         return f"the {reader} would take in what fills up smaller batches ({whole})"
     return None
+
+
+def _skips_padding(component: Objective | Task) -> bool:
+    """Tell whether its loss passes padding over: what a class says of its loss does not hold for a subclass's own."""
+    classes = type(component).__mro__
+    says = next(place for place, kind in enumerate(classes) if "skips_padding" in vars(kind))
+    computes = next(place for place, kind in enumerate(classes) if "loss" in vars(kind))
+    return component.skips_padding and says <= computes
 
 
 def _why_not_joined(module: nn.Module) -> str | None:

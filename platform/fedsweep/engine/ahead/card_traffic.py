@@ -23,6 +23,7 @@ from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientProfile
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 from fedsweep.trees import sample_values
+from fedsweep.world.population import Built
 
 Formula = Literal["up", "down", "setup_up", "setup_down"]
 
@@ -70,7 +71,7 @@ class CardTraffic:
             "units": sum(group.size for group in groups()),
             "full_params": experiment.layout.num_params,
             "kernel_weights": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
-            "sizes": tuple(profile.num_samples for profile in profiles),
+            "sizes": _sizes(experiment),
             "rounds": experiment.training.rounds,
         } | ({"features": template.feature_width} if features else {})
 
@@ -167,6 +168,14 @@ class CardTraffic:
         clients = range(len(self._world.profiles))
         total = sum(self._values(which, k, FULL_MODEL, round=0, is_first=True) for which in formulas for k in clients)
         return int(BYTES_PER_VALUE * total)
+
+
+def _sizes(experiment: Experiment) -> Sequence[int]:
+    """Return all clients' samples; those of a drawn population have equally many, and are not listed."""
+    profiles = sized(experiment)
+    if experiment.world.is_drawn:
+        return Built(length=len(experiment.world.profiles), build=lambda _: profiles[0].num_samples)
+    return tuple(profile.num_samples for profile in profiles)
 
 
 def jobs_begun(plan: RoundPlan) -> Counter[int]:

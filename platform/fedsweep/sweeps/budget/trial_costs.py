@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,15 +81,15 @@ def planned_costs(config: Config, dataset: Dataset, budget: StudyBudget) -> Tria
     if not any(name in budget.costs for name in _PLANNED):
         return TrialCosts(trials=1)
     experiment = plan_run(config, dataset).experiment
-    cost, stop = forecast(experiment, most_planned=_MOST_PLANNED), experiment.training.stop
+    cost = forecast(experiment, most_planned=_MOST_PLANNED)
     if budget.sim_time_s is not None and cost.sim_time_s is None:
         raise ConfigError(
             "sweep.budget.sim_time_s limits virtual seconds, but without scenario.devices there are none; set a fleet"
             " of devices, e.g. scenario.devices={profile: edge-accel}, or another limit"
         )
     return TrialCosts(
-        total_bytes=min(cost.total_bytes, math.inf if stop.total_bytes is None else stop.total_bytes),  # type: ignore[arg-type]
-        sim_time_s=min(cost.sim_time_s or 0.0, math.inf if stop.sim_time_s is None else stop.sim_time_s),
+        total_bytes=cost.total_bytes,
+        sim_time_s=cost.sim_time_s or 0.0,
         trials=1,
         is_exact=cost.exact and why_unknown(experiment) is None,
     )

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsweep.errors import ConfigError
 from fedsweep.parameters.ranges import Count, Positive
 from fedsweep.streams import Stream
 from fedsweep.world.partitions.base import Partition
@@ -41,7 +42,16 @@ class DrawnClients(Partition):
         num_classes: int,
         writers: Indices | None = None,
     ) -> Drawn[Indices]:
-        """Return each client's sample indices, made when they are asked for; see :class:`Partition`."""
+        """Return each client's sample indices, made when they are asked for; see :class:`Partition`.
+
+        Raises:
+            ConfigError: Class shares are to be drawn, but there are no classes.
+        """
+        if self.dirichlet_alpha is not None and num_classes == 1:
+            raise ConfigError(
+                "scenario.partition.dirichlet_alpha draws each client's shares of the classes, but the samples have"
+                " none, or one; set it to null"
+            )
         order = np.argsort(labels, kind="stable")
         counts_C = np.bincount(labels, minlength=num_classes)
         starts_C = np.cumsum(counts_C) - counts_C
