@@ -39,7 +39,7 @@ from fedsweep.commands import (
 )
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts, is_interrupted
 from fedsweep.commands.terminal.options import examples
-from fedsweep.commands.terminal.output import lasting_output, note
+from fedsweep.commands.terminal.output import lasting_output, note, printable
 from fedsweep.errors import FedsweepError, InputError, RunError, first_line, lacks_memory
 from fedsweep.papers import COMMANDS
 from fedsweep.processes import check_addresses, check_memory, collect_seldom, keep_freed_memory, look_here_last
@@ -211,13 +211,10 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _shortened(text: str) -> str:
-    """Shorten a long message in its middle: the fault stands first, the way out last, a long value between.
-
-    Control characters, which a file may have brought, are no concern of the terminal's.
-    """
+    """Shorten a long message in its middle: the fault stands first, the way out last, a long value between."""
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 150]} ... {text[-100:]}"
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return printable(text)
 
 
 def _usage(error: Exception) -> str:

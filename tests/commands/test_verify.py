@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsweep.commands import verify
+from fedsweep.runs.run_folder import RunFolder
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -89,6 +90,83 @@ def test_verify_needs_a_finished_run(finished: Path, fedsweep: Command) -> None:
     Path("run/result.json").write_text('{"status": "killed"}')
     code, _, err = fedsweep("verify", "run")
     assert code == 2 and "this one is killed; finish it with fedsweep run --resume" in err
+
+
+@pytest.fixture
+def played(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is played again is the finished run, at once; the folder ``run`` is a copy of it."""
+
+    def play(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[str, Any]:
+        shutil.copytree(finished, again.path)
+        return again.read_result()
+
+    monkeypatch.setattr(verify, "_play_again", play)
+    shutil.copytree(finished, "run")
+
+
+def change_result(**values: Any) -> None:
+    result = json.loads(Path("run/result.json").read_text())
+    Path("run/result.json").write_text(json.dumps({**result, **values}))
+
+
+@pytest.mark.usefixtures("played")
+def test_what_a_foreign_result_says_is_no_line_of_its_own_and_no_code_for_the_terminal(fedsweep: Command) -> None:
+    forged = "\x1b[2J\nidentical: 3 rounds"
+    more = {"sources": {forged: "1"}, "machines_changed": [forged], "cpu": forged, "versions": {"torch": forged}}
+    change_result(stopped_by=forged, test_accuracy=forged, **more)
+    code, out, err = fedsweep("verify", "run", "-q")
+    assert (code, err) == (1, "") and "stopped_by: ?[2J?identical: 3 rounds there, rounds here\n" in out
+    assert "\x1b" not in out and not any(line.startswith("identical") for line in out.splitlines())
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("sentences", [None, 5, {}])
+def test_machines_that_are_no_list_are_passed_over(sentences: Any, fedsweep: Command) -> None:
+    change_result(machines_changed=sentences, best_test_accuracy=2.0)
+    code, out, err = fedsweep("verify", "run", "-q")
+    assert (code, err) == (1, "") and out.endswith("differs: run does not repeat bit by bit\n")
+
+
+@pytest.mark.usefixtures("played")
+def test_a_run_that_a_scheduler_ended_need_not_say_after_how_many_rounds(fedsweep: Command) -> None:
+    Path("run/result.json").write_text('{"status": "finished", "stopped_by": "scheduler"}')
+    code, out, err = fedsweep("verify", "run", "-q")
+    assert (code, out) == (2, "") and "ended it after some rounds" in err
+
+
+@pytest.mark.usefixtures("played")
+def test_a_table_without_its_rounds_differs(fedsweep: Command) -> None:
+    traffic = pq.read_table("run/traffic.parquet")
+    sizes = pa.array([size + 4 for size in traffic.column("bytes").to_pylist()])
+    place = traffic.column_names.index("bytes")
+    pq.write_table(traffic.set_column(place, "bytes", sizes).drop_columns(["round"]), "run/traffic.parquet")
+    code, out, err = fedsweep("verify", "run", "-q")
+    assert (code, err) == (1, "") and "traffic.parquet, round: only here" in out
+    assert re.search(rf"traffic\.parquet, bytes: .* first in row 1, {len(sizes)} rows in all", out)
+
+
+@pytest.mark.usefixtures("played")
+def test_equal_figures_of_another_type_are_not_the_same_bits(fedsweep: Command) -> None:
+    traffic = pq.read_table("run/traffic.parquet")
+    place, sizes = traffic.column_names.index("bytes"), traffic.column("bytes").cast(pa.float64())
+    pq.write_table(traffic.set_column(place, "bytes", sizes), "run/traffic.parquet")
+    code, out, _ = fedsweep("verify", "run", "-q")
+    assert code == 1 and "traffic.parquet, bytes: double there, int64 here, in all rows" in out
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "rounds.parquet", "clients.parquet", "traffic.parquet"])
+def test_a_damaged_folder_is_told_before_it_is_played_again(
+    name: str, finished: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "_play_again", lambda *_, **__: pytest.fail("it is played"))
+    shutil.copytree(finished, "run")
+    path = Path("run", name)
+    if name == "model.safetensors":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-100])
+    code, out, err = fedsweep("verify", "run", "-q")
+    assert (code, out) == (2, "") and str(path) in err
 
 
 @pytest.mark.parametrize(

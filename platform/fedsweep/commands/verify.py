@@ -43,6 +43,7 @@ def verify(
     Compared are the final model, every column of the rounds but times of the machine, the clients, what each of them
     sent and received, and accuracies by client. Exit code 1 where something differs.
     """
+    from fedsweep.commands.terminal.output import printable
     from fedsweep.errors import OutputError
     from fedsweep.processes import scratch_folder
     from fedsweep.runs.remote_folder import read_from
@@ -57,20 +58,22 @@ def verify(
         result = original.read_result()
         if result.get("stopped_by") == BY_SCHEDULER:
             raise OutputError(
-                f"{folder}: a sweep's scheduler ended it after {result['rounds']} rounds, before its own end;"
-                " a run that went on to it can be verified"
+                f"{folder}: a sweep's scheduler ended it after {result.get('rounds', 'some')} rounds, before its own"
+                " end; a run that went on to it can be verified"
             )
+        differences(original, original, results=(result, result))  # damage is told before hours of rounds
         repeated = _play_again(original, again, quiet=quiet)
         differing = differences(original, again, results=(result, repeated))
     for line in differing:
-        print(line)
+        print(printable(line))
     changed = misfit(result, repeated["sources"], repeated["versions"])
     if differing:
         why = f", and it was made by other code, samples or libraries: {changed}" if changed else ""
-        why += "".join(f"; {sentence}" for sentence in result.get("machines_changed", ()))
+        sentences = result.get("machines_changed")
+        why += "".join(f"; {sentence}" for sentence in sentences) if isinstance(sentences, list) else ""
         if (cpu := result.get("cpu", repeated["cpu"])) != repeated["cpu"]:
             why += f"; it was played on another CPU ({str(cpu)[:80]}; here {repeated['cpu']}), where last digits differ"
-        print(f"differs: {folder} does not repeat bit by bit{why}")
+        print(printable(f"differs: {folder} does not repeat bit by bit{why}"))
         raise typer.Exit(1)
     also = f", also with code, samples or libraries that are others now ({changed})" if changed else ""
     print(f"identical: {result['rounds']} rounds, model {result['model_sha256']}{also}")
@@ -127,9 +130,13 @@ def _table_differences(there: pa.Table, here: pa.Table, *, row_names: str) -> li
             lines.append(f"{name}: only {'there' if name in there.column_names else 'here'}")
             continue
         one, other = there.column(name), here.column(name)
+        if one.type != other.type:
+            lines.append(f"{name}: {one.type} there, {other.type} here, in all rows")
+            continue
         if one.equals(other):
             continue
-        pairs = zip(there.column(row_names).to_pylist(), one.to_pylist(), other.to_pylist(), strict=False)
+        rows = there.column(row_names).to_pylist() if row_names in there.column_names else range(1, there.num_rows + 1)
+        pairs = zip(rows, one.to_pylist(), other.to_pylist(), strict=False)
         differing = [pair for pair in pairs if not _same(*pair[1:])]
         if differing:
             row, a, b = differing[0]

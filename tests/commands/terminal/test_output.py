@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedsweep.commands.terminal.output import lasting_output
+import pytest
+
+from fedsweep.commands.terminal.output import lasting_output, note
 
 CODE = """
 import sys
@@ -46,3 +48,8 @@ with lasting_output():
     with lasting_output():
         assert sys.stdout is not before
     assert sys.stdout is before
+
+
+def test_a_note_is_one_line_of_printable_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    note("a file's \x1b[2J\nerror: text, ä and 漢")
+    assert capsys.readouterr().err == "a file's ?[2J?error: text, ä and 漢\n"

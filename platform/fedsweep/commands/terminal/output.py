@@ -92,7 +92,12 @@ def lasting_output() -> Iterator[None]:
 
 def note(text: str) -> None:
     """Print a line for the user that is no result, to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return a line without control characters: what a file may have brought is no concern of the terminal's."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def command(*words: str | Path) -> str:
