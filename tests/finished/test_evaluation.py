@@ -219,6 +219,11 @@ def test_data_that_do_not_fit_are_refused(fedavg: Path) -> None:
         evaluate(fedavg, data=(noise.astype(np.float64), np.arange(4)))
 
 
+def test_data_without_pictures_are_refused_by_a_model_of_pictures(fedavg: Path) -> None:
+    with pytest.raises(InputError, match=r"^data 'diabetes' has no pictures, but the model takes \[1, 8, 8\]$"):
+        evaluate(fedavg, data="diabetes")
+
+
 WIDE = """
 import numpy as np
 from fedsweep import Dataset

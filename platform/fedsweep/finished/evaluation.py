@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,14 +104,16 @@ class Subject:
         Raises:
             InputError: There are no such data, or they do not fit the model.
         """
-        own = self.dataset
+        own, scenario = self.dataset, self.config.scenario
         if data is None:
             return own.name, own.test_images, own.test_labels, own.class_names
         if isinstance(data, str):
-            scenario = self.config.scenario
+            load = partial(load_dataset, data, root=scenario.root, download=scenario.download, for_test=True)
             sides = set() if own.pixels is None else {*own.image_shape[1:]}
-            size = sides.pop() if len(sides) == 1 else None  # to others none can be resized
-            data = load_dataset(data, root=scenario.root, download=scenario.download, image_size=size, for_test=True)
+            try:
+                data = load(image_size=sides.pop() if len(sides) == 1 else None)  # to others none can be resized
+            except ConfigError:  # raised again, but where there are no pictures to be resized
+                data = load()
         elif not isinstance(data, Dataset):
             data = _given(own, data)
         return self._fitting(data)
@@ -119,12 +121,13 @@ class Subject:
     def inputs(self, data: Data | None) -> tuple[Tensor, Tensor]:
         """Return the test samples as a model takes them, transformed, without augmentation, and their labels [T]."""
         _, images, labels, _ = self.samples(data)
-        experiment = self.experiment
-        return experiment.world.data.transformed(images, experiment.layout.dtype), torch.from_numpy(labels.copy())
+        dtype = self.experiment.layout.dtype
+        return self.experiment.world.data.transformed(images, dtype), torch.from_numpy(labels.copy())
 
     def _fitting(self, other: Dataset) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
-        own = self.dataset
-        task = self.experiment.world.data.learned
+        own, task = self.dataset, self.experiment.world.data.learned
+        if own.pixels is not None and other.pixels is None:
+            raise DataError(f"data {other.name!r} has no pictures, but the model takes {list(own.image_shape)}")
         labels, names = _own_classes(own, other) if task.has_classes else (other.test.targets, ())
         if own.pixels is None or not task.has_classes:
             return other.name, *_alike(own, other, task, labels), names
@@ -254,8 +257,7 @@ class Subject:
         needed = self.experiment.method.evaluation.client_test() is not None or self._first_state not in (None, {})
         if not needed or self.run is None:
             return None, []
-        run_hash = str(self.result.get("config_hash"))
-        store = CheckpointStore(self.run.path, keep=1, config_hash=run_hash)
+        store = CheckpointStore(self.run.path, keep=1, config_hash=str(self.result.get("config_hash")))
         state = store.newest(keep_handle=lambda memory: memory).state
         if state is not None and state.round == self.round:
             return state, []
@@ -378,10 +380,8 @@ def _here(config: Config) -> list[str]:
 def _given(own: Dataset, arrays: Any) -> Dataset:
     """Return images and labels as a data set, which checks them."""
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
-        what = type(arrays).__name__
-        raise ConfigError(
-            f"data are a data set's name, a Dataset, or images and their labels, two arrays; got a {what}"
-        )
+        what = "a data set's name, a Dataset, or images and their labels, two arrays"
+        raise ConfigError(f"data are {what}; got a {type(arrays).__name__}")
     images, labels = arrays
     channels = images.shape[1] if getattr(images, "ndim", 0) == 4 else 1
     try:
