@@ -16,9 +16,10 @@ from fedsweep import api
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
 from fedsweep.driver.observers import Observer
-from fedsweep.errors import RunError
+from fedsweep.errors import OutputError, RunError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.files import atomic_write
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
@@ -118,3 +119,10 @@ def vanishing(*, replace: bool, backend: str) -> None:
         api.run("tiny.yaml", overrides=runtime, out="run", observers=[watcher])
     assert watcher.status == "failed"
     assert not Path("run").exists() or list(Path("run").iterdir()) == []
+
+
+def test_a_result_that_is_a_link_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.json").write_text('{"status": "finished"}')
+    (tmp_path / "result.json").symlink_to("elsewhere.json")
+    with pytest.raises(OutputError, match=r"^\S+result\.json: cannot be read: it is a link$"):
+        RunFolder(tmp_path).read_result()

@@ -208,9 +208,9 @@ class RunFolder:
         Raises:
             OutputError: The file is missing, not JSON, or has no known ``status``.
         """
-        path = self.path / RESULT
+        path, data = self.path / RESULT, self._read(RESULT)
         try:
-            result = parse_json(self._read(RESULT))
+            result = parse_json(data)
         except ValueError as error:
             raise OutputError(f"{path}: not readable as JSON: {error}") from error
         if not isinstance(result, dict) or result.get("status") not in STATUSES:
