@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.formats import as_text
 from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured
 from fedsweep.reproduce.outputs import MEASURED, has_outputs, read_grid, remove_outputs, write_outputs
+
+CELL = {"row": "FedAvg", "column": "even", "standing": "paper"}
 
 
 @pytest.fixture
@@ -76,6 +79,11 @@ def test_the_json_has_measured_printed_and_the_setting(grid: Grid, tmp_path: Pat
         {"cells": [{"row": "FedAvg"}]},
         {"cells": {"a": 1}},
         {"cells": [{"row": "FedAvg", "column": "even", "standing": "best"}]},
+        {"cells": [{**CELL, "measured": {"accuracy": {"mean": 1.0, "count": -3}}}]},
+        {"cells": [{**CELL, "measured": {"accuracy": {"mean": math.inf, "count": 3}}}]},
+        {"cells": [{**CELL, "measured": {"accuracy": {"mean": 1.0, "sd": -1.0, "count": 3}}}]},
+        {"cells": [{**CELL, "by_seed": {"accuracy": {"0": math.inf, "1": -math.inf}}}]},
+        {"cells": [{**CELL, "by_seed": {"accuracy": {"0": 10**400}}}]},
         {"table": {"title": "<script>"}},
         {"table": None},
         {"notes": 3},
@@ -87,6 +95,15 @@ def test_a_damaged_table_is_an_error_that_names_the_file(change: dict[str, Any],
     path = tmp_path / MEASURED
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(OutputError, match=MEASURED):
+        read_grid(tmp_path)
+
+
+def test_a_table_of_costs_that_has_none_is_refused(grid: Grid, tmp_path: Path) -> None:
+    write_outputs(grid, tmp_path)
+    tree = json.loads((tmp_path / MEASURED).read_text())
+    tree["table"]["measures"][1]["cost"] = False
+    (tmp_path / MEASURED).write_text(json.dumps({**tree, "costs_only": True}))
+    with pytest.raises(OutputError, match="it shows no measures"):
         read_grid(tmp_path)
 
 

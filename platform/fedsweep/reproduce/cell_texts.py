@@ -85,7 +85,7 @@ def cell_text(grid: Grid, row: str, heading: Heading) -> CellText:
     if cell is None:
         return CellText(measured=_NOTHING, printed=printed)
     figure = cell.measured.get(measure.name)
-    if figure is None or (figure.count == 0 and not figure.never):
+    if figure is None or not figure.is_told:
         broken = figure is None and bool(cell.problems)
         return CellText(measured="failed" if broken else _NOTHING, printed=printed, is_broken=broken)
     return CellText(

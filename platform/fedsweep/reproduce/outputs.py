@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsweep import __version__
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.reproduce.cell_texts import headings
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.formats import FORMS, as_html, html_fragment
 from fedsweep.reproduce.measured.claims import findings
@@ -136,7 +137,7 @@ def _grid(tree: Mapping[str, Any]) -> Grid:
         raise ValueError("it shows rows or columns that its table does not have")
     if len(rows) * len(columns) * len(table.measures) > _MOST_FIGURES:
         raise ValueError(f"it shows more than {_MOST_FIGURES} figures")
-    return Grid(
+    grid = Grid(
         table=table,
         scale=str(tree["scale"]),
         rows=tuple(rows),
@@ -146,6 +147,9 @@ def _grid(tree: Mapping[str, Any]) -> Grid:
         costs_only=tree["costs_only"] is True,
         notes=tuple(str(note) for note in tree["notes"]),
     )
+    if not headings(grid):
+        raise ValueError("it shows no measures")
+    return grid
 
 
 @dataclass(frozen=True, kw_only=True)

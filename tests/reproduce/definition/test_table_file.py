@@ -8,6 +8,7 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.definition.table_file import TableFile, has_table, read_table, table_names
+from fedsweep.reproduce.reproduction import TableRequest, reproduction
 
 Changed = Callable[[str, str], Path]
 
@@ -92,3 +93,11 @@ def test_a_shipped_table_keeps_its_name_when_it_is_given_as_a_file() -> None:
 
     path = find_preset("dynamicfl/table4")
     assert path is not None and read_table(path).name == "dynamicfl/table4"
+
+
+@pytest.mark.parametrize("method", ["{merge: 5}", "{merge: [1]}", "{merge: null}", "{merge: [name]}", "{merge: name}"])
+def test_what_is_no_method_is_wrong_input(method: str, changed: Callable[[str, str], Path]) -> None:
+    path = changed("method: {name: fedprox, mu: 0.1}}, scales: {smoke: {method.mu: 0.2}}", f"method: {method}}}")
+    assert read_table(path).row("FedProx").why_missing == ""
+    with pytest.raises(ConfigError, match=r"^cell FedProx \| even: method: .*merge"):
+        reproduction(TableRequest(table=str(path), scale="full"))

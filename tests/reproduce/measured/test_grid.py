@@ -158,6 +158,18 @@ def test_mean_and_sample_deviation_are_over_the_seeds_that_have_the_figure() -> 
     assert summed_up([None], measure(target=0.5), never=1).mean is None
 
 
+def test_a_figure_beyond_all_numbers_in_the_unit_shown_is_none() -> None:
+    share = measure(name="accuracy", percent=True)
+    assert summed_up([1e307, 0.5], share) == Measured(mean=50.0, count=1, of=2)
+
+
+def test_only_a_target_that_was_missed_is_never(table: TableFile) -> None:
+    """A file of somebody else's may count seeds and have no mean of them."""
+    cell = GridCell(row="FedAvg", column="even", measured={"accuracy": Measured(count=3, of=3)}, standing="paper")
+    grid = Grid(table=table, scale="full", rows=("FedAvg",), columns=("even",), cells=(cell,))
+    assert cell_text(grid, "FedAvg", headings(grid)[0]).measured == "-" and grid.figures == []
+
+
 def grid_of(table: TableFile, folder: Path, *, scale: str = "small", **more: Any) -> Grid:
     cells = cells_of(table, scale, **more)
     folders = {c: folder / f"{c.row}-{c.column}-{c.seed}" for c in cells}

@@ -108,6 +108,8 @@ class Row(Section):
             method = settings.get("method")
             if isinstance(method, Mapping):
                 parts = method.get("merge", [method])
+                # What is no list of methods is refused by whoever loads a cell's configuration.
+                parts = [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
                 yield from (str(part["name"]) for part in parts if "name" in part)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from fedsweep.catalog import resolve
 from fedsweep.components.metrics import column_of
@@ -37,11 +39,16 @@ class Measured:
         of: How many seeds there should be.
     """
 
-    mean: float | None = None
-    sd: float | None = None
-    count: int = 0
-    never: int = 0
-    of: int = 0
+    mean: FiniteFloat | None = None
+    sd: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    count: NonNegativeInt = 0
+    never: NonNegativeInt = 0
+    of: NonNegativeInt = 0
+
+    @property
+    def is_told(self) -> bool:
+        """True where there is a figure, or where a target was not reached, which is one, too."""
+        return self.mean is not None or self.never > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +70,7 @@ class GridCell:
     row: str
     column: str
     measured: Mapping[str, Measured] = field(default_factory=dict)
-    by_seed: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    by_seed: Mapping[str, Mapping[int, FiniteFloat]] = field(default_factory=dict)
     standing: Standing = "other"
     stand_in: str = ""
     problems: tuple[str, ...] = ()
@@ -122,7 +129,7 @@ class Grid:
     def figures(self) -> list[tuple[GridCell, Measure, Measured]]:
         """All that was measured, cell by cell."""
         every = ((cell, measure, cell.measured.get(measure.name)) for cell in self.cells for measure in self.measures)
-        return [(cell, measure, figure) for cell, measure, figure in every if figure and (figure.count or figure.never)]
+        return [(cell, measure, figure) for cell, measure, figure in every if figure and figure.is_told]
 
     @cached_property
     def usual_count(self) -> int | None:
@@ -278,15 +285,15 @@ def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 
         of: How many seeds there should be; by default as many as values.
     """
     every = list(values)
-    present = [in_unit(value, measure) for value in every if value is not None]
+    present = [figure for value in every if (figure := in_unit(value, measure)) is not None]
     estimated = estimate(present)
     count = len(every) if of is None else of
     return Measured(mean=finite(estimated.mean), sd=finite(estimated.sd), count=estimated.count, never=never, of=count)
 
 
-def in_unit(value: float, measure: Measure) -> float:
-    """Return a figure in the unit that is shown, of one in the measure's own."""
-    return 100 * value if measure.percent else value / measure.per
+def in_unit(value: float | None, measure: Measure) -> float | None:
+    """Return a figure in the unit that is shown, of one in the measure's own; None where it is not finite there."""
+    return None if value is None else finite(100 * value if measure.percent else value / measure.per)
 
 
 def is_comparable(cell: GridCell, measure: Measure) -> bool:
@@ -303,7 +310,7 @@ def compared(grid: Grid, cell: GridCell, measure: Measure) -> tuple[Measured, fl
     """Return the measured and the printed figure, a number or ``never``; None where they can't be compared."""
     figure = cell.measured.get(measure.name)
     printed = grid.table.printed_value(cell.row, cell.column, measure=measure.name)
-    if figure is None or not (figure.count or figure.never) or not is_comparable(cell, measure):
+    if figure is None or not figure.is_told or not is_comparable(cell, measure):
         return None
     return None if printed is None or printed == NOT_GIVEN else (figure, printed)
 
@@ -351,8 +358,8 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
             for run, target in judged
         )
         figures[measure.name] = summed_up(values.values(), measure, never=never, of=len(group))
-        present = {seed: value for seed in done if (value := values.get(seed)) is not None}
-        by_seed[measure.name] = {seed: in_unit(value, measure) for seed, value in present.items()}
+        shown = {seed: in_unit(values.get(seed), measure) for seed in done}
+        by_seed[measure.name] = {seed: figure for seed, figure in shown.items() if figure is not None}
     return GridCell(
         row=group[0].row,
         column=group[0].column,
