@@ -26,7 +26,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
-from fedsweep.tracking import mlflow_observer, mlflow_sync
+from fedsweep.tracking import mlflow_observer, mlflow_run, mlflow_sync
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
@@ -347,6 +347,33 @@ def test_a_store_that_is_deleted_meanwhile_is_made_again(store: Path, folder: Pa
     store.unlink()
     run.round_done(record(2))
     assert points(store, run, "test_loss") == [(1, 1.0), (2, 0.5)] and number_of_runs(store) == 1
+
+
+def test_a_server_that_comes_back_without_the_run_gets_all_of_it_at_the_end(
+    store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Played(store, folder, records=(record(1),))
+    # A server's file is not there to be looked into.
+    monkeypatch.setattr(mlflow_run, "sqlite_path", lambda uri: None)
+    first = str(run.run_id)
+    open_store(sqlite_uri(store)).delete_run(first)
+    run.sync.send("finished")
+    assert run.run_id != first and points(store, run, "test_loss") == [(1, 1.0)]
+    assert stored(store, run)[1].info.status == "FINISHED"
+
+
+def test_what_a_server_lost_is_lacking(store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Played(store, folder, records=(record(1),))
+    monkeypatch.setattr(mlflow_run, "sqlite_path", lambda uri: None)
+    open_store(sqlite_uri(store)).delete_run(str(run.run_id))
+    monkeypatch.setattr(MlflowRun, "begin", gone)
+    with pytest.raises(OSError, match="gone"):
+        run.sync.send("finished")
+    assert run.sync.lacking() == "round 1, its files, its status"
+
+
+def gone(*_: Any, **__: Any) -> MlflowRun:
+    raise OSError("gone")
 
 
 def test_infinite_figures_are_nan_and_a_tag(store: Path, folder: Path) -> None:

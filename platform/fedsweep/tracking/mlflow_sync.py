@@ -92,9 +92,10 @@ class FolderSync:
         """
         try:
             probe_store(self._uri, patience_s=patience_s)
-            if not is_there(self.folder, self._uri):
-                self._run = None  # the store's file, or the run in it, was deleted: it lacks everything
             with quiet_mlflow():
+                if not is_there(self.folder, self._uri, None if self._run is None else self._run.client):
+                    # The store's file, or the run in it, was deleted, or a server came back without: all is lacking.
+                    self._run, self._sent_rounds = None, set()
                 self._send(status)
         except BaseException:
             self._run = None  # what became of the last batch, only the store knows
