@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import os
 import platform
 import resource
 import shutil
@@ -108,6 +110,39 @@ def test_a_worker_works_where_the_driver_does_looks_there_last_and_collects_seld
         assert gc.isenabled() and gc.get_threshold() == (50_000, *before[1:])
     finally:
         gc.set_threshold(*before)
+
+
+def test_a_removed_working_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["list", "presets"]) == 2
+    assert capsys.readouterr().err == "error: the working folder was removed; go to one that is there\n"
+
+
+def test_a_worker_looks_in_folders_that_a_program_put_on_its_path_and_imported_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("mods", "pkgs", "unused", "variable", "site-packages"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / f"from_{place[:4]}.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / place)
+    (tmp_path / "pkgs" / "own_package").mkdir()
+    (tmp_path / "pkgs" / "own_package" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "variable"))
+    for name in ("from_mods", "own_package", "from_vari", "from_site"):
+        importlib.import_module(name)
+    folders = processes.worker_variables()["FEDSWEEP_USER_FOLDERS"].split(os.pathsep)
+    assert [folder for folder in folders if Path(folder).is_relative_to(tmp_path)] == [
+        str(tmp_path / "pkgs"),
+        str(tmp_path / "mods"),
+        str(tmp_path),
+    ]
+    assert folders[-1] == str(tmp_path)  # where workers work
+    assert processes._own_modules()["own_package/__init__.py"] == str(tmp_path / "pkgs/own_package/__init__.py")
 
 
 FAULTS = """

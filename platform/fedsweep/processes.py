@@ -106,8 +106,15 @@ def memory_here() -> int:
 
 
 def look_here_last() -> None:
-    """Move the working folder to the end of this process's import path, wherever it stood."""
-    _look_last([os.getcwd()])
+    """Move the working folder to the end of this process's import path, wherever it stood.
+
+    Raises:
+        ResourceError: It was removed.
+    """
+    try:
+        _look_last([os.getcwd()])
+    except FileNotFoundError as error:
+        raise ResourceError("the working folder was removed; go to one that is there") from error
 
 
 def begin_worker() -> None:
@@ -160,23 +167,38 @@ def silenced(*names: str) -> Iterator[None]:
 
 
 def worker_variables() -> dict[str, str]:
-    """Return what workers read when they begin: a script's own folder, where the user has one, and the working one."""
+    """Return what workers read when they begin: the user's own folders, a script's among them, and the working one."""
     script = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv and sys.argv[0] else ""
-    folders = dict.fromkeys([*([script] if script in sys.path else []), os.getcwd()])
-    return {_VARIABLE: os.pathsep.join(folders)}
+    own, here = {script, *_added_folders()}, os.getcwd()
+    before = dict.fromkeys(folder for folder in map(os.path.abspath, sys.path) if folder in own and folder != here)
+    return {_VARIABLE: os.pathsep.join([*before, here])}
+
+
+def _added_folders() -> set[str]:
+    """Return the folders of imported modules that a program put on the path; all others a worker has by itself."""
+    of_environment = {*map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))}
+    folders = {folder for folder, _, _ in _imported()} - of_environment
+    installed = (f"{sys.prefix}{os.sep}", f"{sys.base_prefix}{os.sep}")
+    by_name = {"site-packages", "dist-packages"}  # a user's own installation lies elsewhere
+    return {f for f in folders if os.path.isdir(f) and not f.startswith(installed) and not by_name & {*Path(f).parts}}
 
 
 def _own_modules() -> dict[str, str]:
     """Return the files of modules that were imported from the user's folders, by their places in these."""
     folders = worker_variables()[_VARIABLE].split(os.pathsep)
-    own: dict[str, str] = {}
+    return {place: source for folder, place, source in _imported() if folder in folders and os.path.isfile(source)}
+
+
+def _imported() -> Iterator[tuple[str, str, str]]:
+    """Yield the folder of each module that is neither fedsweep's nor installed with it, its place there, its file."""
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None) or ""
-        places = [os.path.join(*name.split(".")) + end for end in (".py", f"{os.sep}__init__.py")]
         if name.split(".")[0] in ("fedsweep", "__main__") or source.startswith(sys.prefix):
             continue
-        own |= {place: source for place in places if source in {os.path.join(folder, place) for folder in folders}}
-    return own
+        for end in (".py", f"{os.sep}__init__.py"):
+            place = os.path.join(*name.split(".")) + end
+            if source.endswith(f"{os.sep}{place}"):
+                yield os.path.abspath(source.removesuffix(place)), place, source
 
 
 def _look_last(folders: Iterable[str]) -> None:
