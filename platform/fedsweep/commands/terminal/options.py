@@ -28,7 +28,8 @@ Elsewhere = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Show runs as on other scenario.devices, and at prices, as [b]fedsweep replay[/b] tells; may be repeated.",
+        help="Show runs as on other scenario.devices, and at prices, as [b]fedsweep replay[/b] tells, which carries out"
+        " what their config.yaml names; may be repeated.",
     ),
 ]
 # A path or an address: as paths, addresses would lose a slash.
