@@ -91,6 +91,8 @@ def test_of_a_drawn_population_everybody_registers_and_those_who_took_part_are_s
     ("column", "cell", "words"),
     [
         ("client", 10**6, "names client 1000000, but there are 8 clients"),
+        ("client", -9, "names client -9, but there are 8 clients"),
+        ("round", 2, r"has 0 bytes up in round 1, but rounds.parquet has \d+, so it is not whole"),
         ("direction", "sideways", "a direction is 'up' or 'down', but one is 'sideways'"),
         ("bytes", "much", "the column 'bytes' must hold int64"),
         ("client", None, "the column 'client' must hold int64 without empty cells"),
@@ -112,6 +114,7 @@ def test_a_foreign_table_of_traffic_is_refused_in_a_line(column: str, cell: Any,
 
 
 SLOWER = tuple(tiny_device(speed, bits_per_s=2e4) for speed in (3e3, 1e4, 5e4))
+WAYS = ("up", "down")
 # What would have been learned elsewhere nobody knows: masks and rates follow training, arrivals the devices.
 TRAINED, ELSEWHERE = "what was trained has a say in this method's plan", "on these devices other clients would have"
 REFUSED = {
@@ -126,6 +129,12 @@ def test_every_method_is_itself_on_its_devices_and_elsewhere_or_refused(name: st
     there = with_devices(here, SLOWER)
     (state, traffic), (other, _) = ran(here), ran(there)
     own = replayed(here, replace(here), state.records, traffic, Prices(compute_watts=1), is_there=True)
+    rows = traffic.to_pylist()
+    for record in state.records:
+        ways = {
+            way: sum(r["bytes"] for r in rows if (r["round"], r["direction"]) == (record.round, way)) for way in WAYS
+        }
+        assert ways == {"up": record.bytes_up, "down": record.bytes_down}
     sent = own.bytes_before + own.bytes_up + own.bytes_down
     assert own.clocks == tuple(record.sim_time_s for record in state.records) and sent == state.total_bytes
     assert own.device_s is not None and (own.energy_kwh or 0) > 0
@@ -239,6 +248,7 @@ def test_money_and_energy_are_products(tmp_path: Path) -> None:
         ("prices.up=1", r"prices: unknown price 'up' \(known: up_gb"),
         ("prices.kwh=-1", r"prices.kwh must be a number >= 0"),
         ("prices.kwh=1", r"prices: hours and energy of clients need devices"),
+        ("prices.up_gb=1e308", "money is beyond all numbers; set lower prices"),
     ],
 )
 def test_what_can_not_be_replayed_is_one_line(setting: str, message: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ done and sent the same, and only the clock is another.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -27,9 +28,9 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import FLOPS_PER_MAC
 from fedsweep.parameters.ranges import Checked, NotNegative
 from fedsweep.records import RoundRecord
-from fedsweep.runs.run_folder import CONFIG, TRAFFIC, RunFolder
+from fedsweep.runs.run_folder import CONFIG, ROUNDS, TRAFFIC, RunFolder
 from fedsweep.world.devices import client_time, jittered
-from fedsweep.world.topology import SERVER, Graph
+from fedsweep.world.topology import SERVER, Graph, Tree, edge_hub
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +122,7 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
 
     Raises:
         ConfigError: Another key is set; or the run would have been another, which the message says from which round on.
-        OutputError: The folder holds no finished run.
+        OutputError: The folder holds no finished run, or a table of it is damaged.
     """
     run = RunFolder(Path(folder).expanduser().absolute())
     run.check_is_run()
@@ -134,7 +135,7 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
     config = resolve(load_config(run.path / CONFIG))
     dataset = dataset_of(config.scenario)
     before = after = plan_run(config, dataset).experiment
-    _check_traffic(traffic, run.path / TRAFFIC, num_clients=len(before.world.profiles))
+    _check_traffic(traffic, run.path / TRAFFIC, records, before)
     is_there = True
     if devices:
         other = resolve(load_config(run.path / CONFIG, devices))
@@ -142,8 +143,8 @@ def replay(folder: str | Path, overrides: Sequence[str] = ()) -> Replayed:
     return replayed(before, after, records, traffic, prices, is_there=is_there)
 
 
-def _check_traffic(traffic: pa.Table, source: Path, *, num_clients: int) -> None:
-    """Refuse a table that is not one of traffic: the file may be anybody's."""
+def _check_traffic(traffic: pa.Table, source: Path, records: Sequence[RoundRecord], experiment: Experiment) -> None:
+    """Refuse a table that is not one of these rounds' traffic: the file may be anybody's."""
     columns = dict(zip(traffic.column_names, traffic.columns, strict=True))
     columns.setdefault("peer", columns.get("client"))  # it is there where models meet at other hubs
     for name, kind in _TRAFFIC_TYPES.items():
@@ -153,8 +154,19 @@ def _check_traffic(traffic: pa.Table, source: Path, *, num_clients: int) -> None
             raise OutputError(f"{source}: the column {name!r} must hold {kind} without empty cells")
     if others := {*traffic.column("direction").to_pylist()} - {"up", "down"}:
         raise OutputError(f"{source}: a direction is 'up' or 'down', but one is {min(others)!r}")
-    if (most := max([*columns["client"].to_pylist(), *columns["peer"].to_pylist()], default=-1)) >= num_clients:
-        raise OutputError(f"{source}: names client {most}, but there are {num_clients} clients")
+    num_clients, topology = len(experiment.world.profiles), experiment.world.topology
+    lowest = edge_hub(topology.edges - 1) if isinstance(topology, Tree) else 0
+    hubs = {*columns["client"].to_pylist()} | {*columns["peer"].to_pylist()} - {SERVER}
+    if odd := {hub for hub in hubs if not lowest <= hub < num_clients}:
+        raise OutputError(f"{source}: names client {max(odd)}, but there are {num_clients} clients")
+    sent: Counter[tuple[int, str]] = Counter()
+    for round, way, size in zip(*(columns[name].to_pylist() for name in ("round", "direction", "bytes")), strict=True):
+        sent[round, way] += size
+    for record in records:
+        for way, size in (("up", record.bytes_up), ("down", record.bytes_down)):
+            if (own := sent[record.round, way]) != size:
+                what = f"has {own} bytes {way} in round {record.round}, but {ROUNDS} has {size}"
+                raise OutputError(f"{source}: {what}, so it is not whole, or another run's; run it again")
 
 
 def replayed(
@@ -177,7 +189,7 @@ def replayed(
         is_there: The devices are those on which it was played, so its clock holds whatever has a say in its plan.
 
     Raises:
-        ConfigError: The rounds would have been others, or prices are for hours that nobody knows.
+        ConfigError: The rounds would have been others, prices are for hours that nobody knows, or it is beyond numbers.
     """
     clocks: tuple[float | None, ...] = tuple(record.sim_time_s for record in records)
     if after is not before:
@@ -190,7 +202,11 @@ def replayed(
             f"{_PRICES}: hours and energy of clients need devices; give up_gb and down_gb alone, or set"
             " scenario.devices={profile: phone-wifi}, say"
         )
-    return _summed(records, clocks, busy, prices, traffic)
+    whole = _summed(records, clocks, busy, prices, traffic)
+    figures = (*whole.clocks, whole.device_s, whole.energy_kwh, whole.money_spent)
+    if not all(figure is None or math.isfinite(figure) for figure in figures):
+        raise ConfigError(f"time, energy or money is beyond all numbers; set lower {_PRICES}, or faster {_DEVICES}")
+    return whole
 
 
 def split_settings(overrides: Sequence[str]) -> tuple[Prices, list[str]]:
