@@ -100,6 +100,15 @@ def test_what_is_wrong_is_said_in_one_line(
     assert len([line for line in err.splitlines() if line.startswith("error: ")]) <= 1
 
 
+@pytest.mark.parametrize("command", [["compare", ""], ["report", "", "--out", "page.html"]])
+def test_an_empty_name_is_no_folder(
+    study: Path, fedsweep: Command, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(study)
+    code, out, err = fedsweep(*command)
+    assert (code, out) == (2, "") and "a folder's name is empty, as of a variable that is not set" in err
+
+
 def test_labels_of_keys_go_into_the_table_of_a_paper(study: Path, fedsweep: Command) -> None:
     code, out, _ = fedsweep("compare", study, "--by", "setting", "--format", "latex", "--label", "clients=$\\alpha$")
     assert code == 0 and r"$\alpha$=10" in out and r"\toprule" in out

@@ -23,7 +23,7 @@ from fedsweep.reports.compare import compared_runs, print_layout, print_runs, pr
 from fedsweep.reports.setting_table import TableStyle, settings_as
 from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, group_settings, remarks, shortly_called
-from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
+from fedsweep.results.texts import bytes_text, numbered, seconds_text, without_shared_start
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
@@ -350,6 +350,11 @@ def test_words_that_all_names_begin_with_are_left_out() -> None:
     assert without_shared_start(["first-run", "first-walk"]) == ["first-run", "first-walk"]
 
 
+def test_numbered_names_are_no_names_of_others() -> None:
+    assert numbered(["a", "b"]) == ["a", "b"] and numbered(["a", "a"]) == ["a (1)", "a (2)"]
+    assert numbered(["a", "a", "a (1)"]) == ["a (1) (1)", "a (2)", "a (1)"]
+
+
 def test_a_method_has_its_look_in_whatever_company() -> None:
     alone = setting_looks(["FedAvg"])[0]
     assert setting_looks(["DynamicFL", "FedProx", "FedAvg"])[2] == alone
@@ -378,3 +383,51 @@ def test_notes_name_the_run_or_the_setting_and_the_seeds_that_have_them(tmp_path
     settings = group_settings(runs)
     assert remarks(runs, settings) == ["a: quiet", "a, seed 1: odd"]
     assert remarks(runs, settings, by_run=True) == ["a, seed 0: quiet", "a, seed 1: quiet", "a, seed 1: odd"]
+
+
+@pytest.mark.parametrize(("second", "is_told"), [(0.5, False), (0.75, True)])
+def test_a_run_that_is_in_no_mean_since_another_has_its_seed_is_named_where_they_differ(
+    tmp_path: Path, second: float, is_told: bool
+) -> None:
+    for place, (seed, accuracy) in enumerate(((0, 0.5), (0, second), (1, 0.25))):
+        write_run(tmp_path / f"r{place}", {"test_accuracy": accuracy}, name="a", seed=seed)
+    runs = compared_runs([tmp_path])
+    settings = group_settings(runs)
+    assert settings[0].figure("test_accuracy") == 0.375
+    note = (
+        "a, seed 0: r1 is not counted, since r0 has the same seed, and they differ in their results; leave one of them"
+    )
+    assert (
+        remarks(runs, settings) == ([f"{note} out"] if is_told else []) and remarks(runs, settings, by_run=True) == []
+    )
+
+
+def test_a_finished_run_whose_table_lacks_rounds_is_in_no_mean_and_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "r0", {"test_accuracy": 0.1}, name="a", rounds=3)
+    write_run(tmp_path / "r1", *[{"test_accuracy": 0.5}] * 3, name="a", seed=1, rounds=3)
+    write_run(tmp_path / "r2", name="a", seed=2, rounds=3)
+    runs = compared_runs([tmp_path])
+    settings = group_settings(runs)
+    assert [run.status for run in runs] == ["failed", "finished", "failed"]
+    assert settings[0].figure("test_accuracy") == 0.5 and settings[0].counted == (1,)
+    places = {name: tmp_path / name / "rounds.parquet" for name in ("r0", "r2")}
+    assert remarks(runs, settings) == [
+        f"{places['r0']} has 1 of 3 rounds, so its copy is not whole",
+        f"{places['r2']} has 0 of 3 rounds, so its copy is not whole",
+    ]
+
+
+def test_notes_are_one_printable_line_whatever_folders_are_called(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x\n\\input{evil}\x1b[31m", {"test_accuracy": 0.5}, status=None)
+    (run / "result.json").mkdir()
+    table = settings_as(compared_runs([run]), "latex")
+    assert "x \\input{evil} [31m/result.json is no regular file" in table and "\x1b" not in table
+
+
+def test_a_key_that_is_not_there_is_as_null(tmp_path: Path) -> None:
+    for seed, more in enumerate(("training: {clip_norm: null}\n", "training: {}\n", "")):
+        run = write_run(tmp_path / f"r{seed}", {"test_accuracy": 0.5}, name="a", seed=seed)
+        with open(run / "config.yaml", "a") as file:
+            file.write(more)
+    runs = compared_runs([tmp_path])
+    assert [setting.runs for setting in group_settings(runs)] == [(0, 2), (1,)]

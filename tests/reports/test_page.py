@@ -19,7 +19,7 @@ import pytest
 from client_tables import write_clients
 from tiny import with_totals
 
-from fedsweep.errors import InputError
+from fedsweep.errors import InputError, OutputError
 from fedsweep.reports.contents import build_report
 from fedsweep.reports.page import PLOTLY, plotly_script, write_report
 from fedsweep.reports.sources import find_sources
@@ -394,6 +394,12 @@ def test_damaged_clients_are_noted_and_the_run_is_shown(tmp_path: Path) -> None:
     (path / "clients.parquet").write_text("nothing")
     page = report(tmp_path)
     assert f"{path / 'clients.parquet'}: not a readable parquet file" in page.text and "75.00 %" in page.text
+
+
+def test_a_table_without_runs_of_its_own_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "measured.json").write_text("{}")
+    with pytest.raises(OutputError, match=r"a table without runs of its own here: see .*table\.html"):
+        find_sources([str(tmp_path)], uri=None)
 
 
 def test_trials_of_a_sweep_that_never_began_are_noted(tmp_path: Path) -> None:

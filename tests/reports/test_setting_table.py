@@ -7,7 +7,7 @@ import io
 import math
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -192,3 +192,37 @@ def test_two_worlds_fit_a_papers_column(tmp_path: Path, runs: list[ReportRun]) -
     made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert made.returncode == 0, made.stdout[-2000:]
     assert "Overfull" not in made.stdout
+
+
+def write_metric(path: Path, method: str, values: Sequence[float], config: str, metric: str) -> None:
+    for seed, value in enumerate(values):
+        folder = RunFolder.create(path / f"{method}-{seed}", overwrite=False)
+        folder.write_config(f"name: {method}\nseed: {seed}\nmethod: {{name: {method}}}\n{config}\n")
+        folder.write_rounds([tiny_record(extra={metric: value})])
+        folder.write_result({"status": "finished"})
+
+
+def test_a_mean_over_those_seeds_alone_that_have_the_figure_says_so_and_is_not_the_best(tmp_path: Path) -> None:
+    config = "evaluation: {metrics: [{name: 'my:score', mode: max}]}"
+    write_metric(tmp_path, "fedavg", (0.5, 0.5, 0.5), config, "score")
+    write_metric(tmp_path, "fedprox", (0.9, math.nan, math.nan), config, "score")
+    runs = compared_runs([tmp_path])
+    text = settings_as(runs, "latex", TableStyle(figures=["score"], sort="score"))
+    assert r"fedavg & \textbf{0.5 $\pm$ 0} \\" in text and r"fedprox & 0.9 [1/3] \\" in text
+    assert text.index("fedavg &") < text.index("fedprox &") and "[k/n]: of the k of n seeds" in text
+    lines = printed(runs, by="setting", style=TableStyle(sort="score"))
+    assert [line.split()[0] for line in lines[1:]] == ["fedavg", "fedprox"] and "0.9 [1/3]" in lines[2]
+
+
+def test_what_is_learned_beside_classes_goes_by_its_own_first_figure(tmp_path: Path) -> None:
+    write_study(tmp_path / "classes", {("fedavg", 1.0, 1): (0.2,), ("fedprox", 1.0, 1): (0.8,)})
+    config = "scenario: {task: {kind: regression, metrics: [{name: rmse, mode: min}]}}"
+    write_metric(tmp_path / "numbers", "fedavg", (0.75,), config, "rmse")
+    write_metric(tmp_path / "numbers", "fedprox", (0.5,), config, "rmse")
+    runs = compared_runs([tmp_path])
+    shown = "\n".join(printed(runs, by="setting", style=TableStyle(sort="acc", top=1)))
+    assert shown.count("FedProx") == 2 and "80.00%" in shown and " 0.5 " in shown and "FedAvg" not in shown
+    text = settings_as(runs, "latex", TableStyle(rows=["method"]))
+    assert r"\textbf{0.5} " in text and r"\textbf{80.00} " in text and "rmse" in text
+    named = settings_as(runs, "latex", TableStyle(rows=["method"], figures=["acc"]))
+    assert r"\textbf{0.5} " in named

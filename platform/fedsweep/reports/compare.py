@@ -175,11 +175,11 @@ def _setting_cells(
     return [
         setting.label,
         method,
-        _percent(finite(setting.over_seeds("test_accuracy").mean)),
+        _percent(finite(setting.over_seeds("test_accuracy").mean)) + setting.seeds_with("test_accuracy"),
         _spread_text(finite(estimate.sd), read),
         _interval(estimate, read),
         _percent(setting.figure("best_test_accuracy")),
-        *(metric_text(setting.figure(name), declaration) for name, declaration in metrics.items()),
+        *(metric_text(setting.figure(name), read) + setting.seeds_with(name) for name, read in metrics.items()),
         bytes_text(setting.figure("total_bytes")),
         _ratio(volume),
         _ratio(setting.figure("comm_ratio")),

@@ -186,7 +186,7 @@ def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys, leading: str) -> tuple[
     def rank(place: int) -> tuple[int, bool, bool, float]:
         setting = study.settings[place]
         value = setting.figure(leading)
-        return world_of[place], value is None, setting.is_under_way, sign * (value or 0.0)
+        return world_of[place], value is None, not setting.is_compared(leading), sign * (value or 0.0)
 
     order = sorted(range(len(study.settings)), key=rank)
     settings = [study.settings[place] for place in order]

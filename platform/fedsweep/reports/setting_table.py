@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.results.seed_statistics import FEWEST_SEEDS, Estimate, finite, mean
-from fedsweep.results.selection import figure_name, is_less_better, leading_figure, order_of
+from fedsweep.results.selection import figure_in, figure_name, is_less_better, leading_figure, order_of
 from fedsweep.results.settings import ReportRun, Setting, cut_short, remarks
 from fedsweep.results.texts import MISSING, clean, is_accuracy
 from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
@@ -175,11 +175,11 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) ->
     study = study_of(runs, rows=style.rows, columns=style.columns)
     settings, layout = study.settings, study.layout
     is_single = len(layout.worlds) == 1
-    figures = _figures(study, style, is_single=is_single)
+    figures = {world.label: _figures(study, style, world) for world in layout.worlds}
     order = row_order(study, style)
     interval = form == "md" and is_single if style.interval is None else style.interval
     called = style.called if form != "text" else str
-    columns = [(world, figure) for world in _side_by_side(layout, figures) for figure in figures]
+    columns = [(world, figure) for world in _side_by_side(layout, figures) for figure in figures[world.label]]
     cells = [[_cell(settings, world, row, figure, interval=interval) for world, figure in columns] for row in order]
     bold = [
         (order.index(row), place)
@@ -198,23 +198,33 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) ->
         columns=_headings(columns, called, corner=corner),
     )
     has_bold = bool(bold) and (form == "latex" or not is_single)
-    return SettingTable(frame=frame, bold=tuple(bold), notes=tuple(_notes(study, interval=interval, has_bold=has_bold)))
+    notes = _notes(study, interval=interval, has_bold=has_bold)
+    if any(settings[place].seeds_with(figure.name) for world, figure in columns for place in world.settings):
+        notes[0] += "; [k/n]: of the k of n seeds that have the figure, and not compared"
+    return SettingTable(frame=frame, bold=tuple(bold), notes=tuple(notes))
 
 
-def _figures(study: Study, style: TableStyle, *, is_single: bool) -> list[Figure]:
-    views = [run.view for run in study.runs]
-    metrics = metrics_of(views, by_client=True)
+def _figures(study: Study, style: TableStyle, world: World) -> list[Figure]:
+    """Return the figures of a world's cells: what is compared there may be another than in the other worlds."""
+    settings = [study.settings[place] for place in world.settings]
+    views = [study.runs[index].view for setting in settings for index in setting.runs]
+    metrics = metrics_of((run.view for run in study.runs), by_client=True)
     if style.figures is not None:
-        return [shown_figure(figure_name(name, study.runs, what="--y"), metrics) for name in style.figures]
+        names = [(name, figure_name(name, study.runs, what="--y")) for name in style.figures]
+        return [shown_figure(figure_in(views, *pair), metrics) for pair in names]
     leading = shown_figure(leading_figure(views), metrics)
-    usual = (leading, *FIGURES[1:], *OF_REPLAYS) if is_single else (leading,)
-    return [f for f in usual if any(s.figure(f.name) is not None for s in study.settings)] or [leading]
+    usual = (leading, *FIGURES[1:], *OF_REPLAYS) if len(study.layout.worlds) == 1 else (leading,)
+    return [f for f in usual if any(s.figure(f.name) is not None for s in settings)] or [leading]
 
 
-def _side_by_side(layout: Layout, figures: Sequence[Figure]) -> Sequence[World]:
+def _side_by_side(layout: Layout, figures: Mapping[str, Sequence[Figure]]) -> Sequence[World]:
     """Return the worlds; of a single figure, so that those stand together that share their first key's value."""
     firsts = list(dict.fromkeys(world.words[:1] for world in layout.worlds))
-    return layout.worlds if len(figures) > 1 else sorted(layout.worlds, key=lambda world: firsts.index(world.words[:1]))
+    return (
+        layout.worlds
+        if len({figure for own in figures.values() for figure in own}) > 1
+        else sorted(layout.worlds, key=lambda world: firsts.index(world.words[:1]))
+    )
 
 
 def _headings(columns: Sequence[tuple[World, Figure]], called: Callable[[str], str], *, corner: str) -> pd.Index[Any]:
@@ -237,7 +247,10 @@ def _headings(columns: Sequence[tuple[World, Figure]], called: Callable[[str], s
 
 def _cell(settings: Sequence[Setting], world: World, row: int, figure: Figure, *, interval: bool) -> str:
     place = world.cells.get(row)
-    return MISSING if place is None else figure_text(settings[place].over_seeds(figure.name), figure, interval=interval)
+    if place is None:
+        return MISSING
+    text = figure_text(settings[place].over_seeds(figure.name), figure, interval=interval)
+    return text + settings[place].seeds_with(figure.name)
 
 
 def row_order(study: Study, style: TableStyle, *, within: World | None = None) -> list[int]:
@@ -266,7 +279,8 @@ def _notes(study: Study, *, interval: bool, has_bold: bool) -> list[str]:
 def best_rows(settings: Sequence[Setting], world: World, figure: str) -> list[int]:
     """Return the rows of a world with the best mean of a figure; none where there is nothing to be better than."""
     judged = {row: place for row, place in world.cells.items() if not settings[place].is_under_way}
-    means = {row: value for row, place in judged.items() if (value := settings[place].figure(figure)) is not None}
+    able = {row: settings[place] for row, place in judged.items() if settings[place].is_compared(figure)}
+    means = {row: value for row, setting in able.items() if (value := setting.figure(figure)) is not None}
     if len(judged) < 2 or not means:
         return []
     views = (view for place in world.cells.values() for view in settings[place].views)
@@ -307,8 +321,8 @@ def _as_csv(runs: Sequence[ReportRun], style: TableStyle) -> str:
         )
         # As objects: a column of counts with a gap would become one of floating-point numbers.
         return csv_table(pd.DataFrame(setting_rows(study, places), dtype=object))
-    figures = _figures(study, style, is_single=False)
-    frame = world_frame(study, [figure.name for figure in figures], order=order)
+    figures = dict.fromkeys(figure.name for world in layout.worlds for figure in _figures(study, style, world))
+    frame = world_frame(study, [*figures], order=order)
     heads: list[Any] = frame.columns.to_list()
     frame.columns = pd.Index([f"{world} {name}_{part}".strip() for world, name, part in heads])
     return csv_table(frame.reset_index(names="row").astype(object))

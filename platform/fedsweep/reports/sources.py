@@ -20,6 +20,7 @@ from fedsweep.reproduce.outputs import has_outputs, read_grid
 from fedsweep.reproduce.reproduction import request_of
 from fedsweep.results.texts import some_of
 from fedsweep.results.view import RunView, load_run, once, runs_below
+from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -63,7 +64,7 @@ def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
     folders = once(
         folder
         for source in sources
-        for folder in (runs_below(Path(source)) if os.path.isdir(source) else _of_experiment(source, uri, notes.append))
+        for folder in (_runs_in(Path(source)) if os.path.isdir(source) else _of_experiment(source, uri, notes.append))
     )
     runs, errors = [], []
     for folder in folders.values():
@@ -141,6 +142,13 @@ def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
         return []
     named = some_of(missing, _SHOWN)
     return [f"{len(missing)} of {len(trials)} trials of {sweep} are not in this report: {named}"]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the run folders in or below a folder. Raises as :func:`~fedsweep.results.view.runs_below`."""
+    if has_outputs(folder) and not find_runs(folder):
+        raise OutputError(f"{folder}: a table without runs of its own here: see {folder / 'table.html'}")
+    return runs_below(folder)
 
 
 def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:

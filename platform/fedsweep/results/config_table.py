@@ -71,8 +71,11 @@ def aligned(flats: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
 
 
 def setting_key(flat: Mapping[str, str]) -> str:
-    """Return one text for configurations that differ in their seed alone, or in what changes no result."""
-    setting = {key: value for key, value in flat.items() if not is_aside(key)}
+    """Return one text for configurations that differ in their seed alone, or in what changes no result.
+
+    A key that is not there is as one that is null.
+    """
+    setting = {key: value for key, value in flat.items() if value != "null" and not is_aside(key)}
     return json.dumps(setting, sort_keys=True)
 
 

@@ -78,10 +78,10 @@ def finite(value: Any) -> float | None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Compute the mean of at least one value, whatever their order; NaN where the sum is beyond all numbers."""
+    """Compute the mean of at least one value, whatever their order; NaN where the sum is beyond all numbers or none."""
     try:
         return math.fsum(values) / len(values)
-    except OverflowError:
+    except (OverflowError, ValueError):  # too large, and infinities of both signs
         return math.nan
 
 

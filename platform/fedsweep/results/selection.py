@@ -61,6 +61,11 @@ def leading_figure(views: Iterable[RunView]) -> str:
     return "test_accuracy" if is_classified else next(iter(metrics_of(runs)), "test_accuracy")
 
 
+def figure_in(views: Iterable[RunView], name: str, figure: str) -> str:
+    """Return what a name that stands for a figure of all runs is of some: the accuracy's is what these go by."""
+    return leading_figure(views) if name in _ACCURACIES else figure
+
+
 def is_less_better(figure: str, views: Iterable[RunView]) -> bool:
     """Tell whether a figure of runs is the better the smaller it is: losses, what is spent, metrics that say so."""
     metrics = metrics_of(views, by_client=True)
@@ -126,7 +131,8 @@ def _canonical(text: str) -> str | float:
 def order_of(members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], name: str) -> list[int]:
     """Return places of runs or settings in the order that a name asks for.
 
-    By a figure settings of which no run has finished come behind the others, and who has no such figure comes last.
+    By a figure settings of which no run has finished, or that have it of some seeds alone, come behind the others, and
+    who has no such figure comes last. By accuracy, what learns something else goes by its task's first figure.
 
     Args:
         members: Runs, or settings of these.
@@ -145,12 +151,14 @@ def order_of(members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], 
             raise
         keys = [_sort_key(run, plain, runs) for run in firsts]
         return sorted(range(len(members)), key=lambda place: keys[place], reverse=name != plain)
-    sign = 1 if is_less_better(figure, (run.view for run in runs)) == (name == plain) else -1
-    values = [
-        member.view.figure(figure) if isinstance(member, ReportRun) else member.figure(figure) for member in members
-    ]
-    early = [isinstance(member, Setting) and member.is_under_way for member in members]
-    ranks = [(value is None, under_way, sign * (value or 0.0)) for value, under_way in zip(values, early, strict=True)]
+    own = [figure_in([m.view] if isinstance(m, ReportRun) else m.views, plain, figure) for m in members]
+    names, views = list(dict.fromkeys(own)), [run.view for run in runs]
+    signs = {each: 1 if is_less_better(each, views) == (name == plain) else -1 for each in names}
+    ranks = []
+    for member, each in zip(members, own, strict=True):
+        value = member.view.figure(each) if isinstance(member, ReportRun) else member.figure(each)
+        is_behind = isinstance(member, Setting) and not member.is_compared(each)
+        ranks.append((value is None, is_behind, names.index(each), signs[each] * (value or 0.0)))
     return sorted(range(len(members)), key=ranks.__getitem__)
 
 

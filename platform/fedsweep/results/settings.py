@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -112,6 +112,15 @@ class Setting:
     def is_under_way(self) -> bool:
         """True where its means are over runs of which none has finished: they are shown, but not compared."""
         return bool(self.views) and all(view.status != "finished" for view in self.views)
+
+    def is_compared(self, name: str) -> bool:
+        """Tell whether its mean of a figure may be the best: of finished runs, all of which have the figure."""
+        return not self.is_under_way and all(view.figure(name) is not None for view in self.views)
+
+    def seeds_with(self, name: str) -> str:
+        """Say of how many of the counted runs a figure's mean is, where these are not all: `` [2/3]``."""
+        count = self.over_seeds(name).count
+        return f" [{count}/{len(self.views)}]" if 0 < count < len(self.views) else ""
 
     def over_seeds(self, name: str) -> Estimate:
         """Return a figure, as :meth:`~fedsweep.results.view.RunView.figure` knows it, over the counted runs."""
@@ -228,6 +237,8 @@ def remarks_of(run: RunView) -> list[str]:
 def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting], *, by_run: bool = False) -> list[str]:
     """List notes of runs at their end, settings with equal models (methods that became simpler), and those under way.
 
+    Beside these, finished runs that are in no mean since another has their seed.
+
     Args:
         runs: All.
         settings: They, over their seeds.
@@ -246,8 +257,9 @@ def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting], *, by_run: b
         models = tuple(sorted((str(run.view.seed), run.fact("model_sha256")) for run in own))
         if models and all(sha for _, sha in models):
             labels_of.setdefault(models, []).append(setting.label)
+        notes |= {} if by_run else dict.fromkeys(_passed_over(runs, setting))
     for text in (text for run in runs for text in run.view.notes):
-        notes[text] = None
+        notes[clean(text, longest=_LONGEST_REASON)] = None  # folders in it may be called anything
     labels = [] if by_run else list(dict.fromkeys(setting.label for setting in settings if setting.is_under_way))
     early = [f"figures of runs under way, since none has finished: {some_of(labels, _MOST_REMARKS)}"] if labels else []
     same = [f"the same models, bit for bit: {' and '.join(labels)}" for labels in labels_of.values() if len(labels) > 1]
@@ -261,6 +273,19 @@ def _told_by(runs: Sequence[ReportRun]) -> dict[str, list[ReportRun]]:
         for text in dict.fromkeys(run.remarks):
             having.setdefault(text, []).append(run)
     return having
+
+
+def _passed_over(runs: Sequence[ReportRun], setting: Setting) -> Iterator[str]:
+    """Say which finished runs are in no mean, since another of their seed is, where the two came to something else."""
+    by_seed = {runs[index].view.seed: runs[index] for index in setting.counted}
+    for run in (runs[index] for index in setting.runs if index not in setting.counted):
+        other = by_seed.get(run.view.seed)
+        if other is None or not run.status == other.status == "finished":
+            continue
+        ends = [(each.fact("model_sha256"), each.view.figure("test_accuracy")) for each in (run, other)]
+        if ends[0] != ends[1]:
+            why = f"{run.label} is not counted, since {other.label} has the same seed, and they differ in their results"
+            yield f"{setting.label}, seed {run.view.seed}: {why}; leave one of them out"
 
 
 def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:

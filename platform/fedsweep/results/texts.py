@@ -125,8 +125,15 @@ def without_shared_start(names: Sequence[str]) -> list[str]:
 
 def numbered(names: Sequence[str]) -> list[str]:
     """Return names of which no two are alike: those that several have are followed by their place, from 1 on."""
-    counts = Counter(names)
-    return [name if counts[name] == 1 else f"{name} ({place})" for place, name in enumerate(names, 1)]
+    counts, taken = Counter(names), {*names}
+    unique = []
+    for place, name in enumerate(names, 1):
+        own = name
+        while counts[name] > 1 and own in taken:
+            own = f"{own} ({place})"
+        taken.add(own)
+        unique.append(own)
+    return unique
 
 
 def _parts(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -21,7 +21,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.results.seed_statistics import finite, mean
 from fedsweep.results.texts import is_accuracy
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.run_folder import CONFIG, RESULT, ROUNDS, UNFINISHED, RunFolder
+from fedsweep.runs.run_folder import CLIENTS, CONFIG, RESULT, ROUNDS, UNFINISHED, RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.runs.targets import reaches
 from fedsweep.tasks.declaration import SHARE, Declaration
@@ -220,6 +220,19 @@ class RunView:
         is_measured = any(cell is not None for cell in self.column(column))
         return self.over(column, how) if is_measured else finite(self.result.get(name))
 
+    def lists_participants_alone(self) -> bool:
+        """Tell whether the table of clients has those who took part, as of a drawn population, and not everybody.
+
+        Raises:
+            OutputError: It is damaged.
+        """
+        if not (self.folder / CLIENTS).is_file():
+            return False
+        clients: list[int] = RunFolder(self.folder).read_clients().column("client").to_pylist()
+        scenario = self.config.get("scenario")
+        everybody = finite(scenario.get("clients")) if isinstance(scenario, Mapping) else None
+        return clients != list(range(len(clients))) or len(clients) < (everybody or 0)
+
     def judged_by(self, column: str) -> RunView:
         """Return the run with a column in the place of ``test_accuracy``: for its best, and for targets, too."""
         result = {name: value for name, value in self.result.items() if not name.endswith("test_accuracy")}
@@ -272,7 +285,7 @@ def run_so_far(folder: Path, records: Sequence[RoundRecord]) -> RunView:
 
 
 def load_run(folder: Path) -> RunView:
-    """Load the run in a run folder.
+    """Load the run in a run folder; one whose table lacks rounds that it has played counts as failed.
 
     Raises:
         InputError: A file in it is damaged; the message names the file.
@@ -285,8 +298,12 @@ def load_run(folder: Path) -> RunView:
     result = run.result_if_any()
     # What is there, but is no file: a pipe, a folder, a link that leads nowhere.
     odd = [path for name in (RESULT, ROUNDS) if os.path.lexists(path := folder / name) and not path.is_file()]
-    notes = tuple(f"{path} is no regular file, so it is passed over" for path in odd)
-    return RunView(folder=folder, config=config, result=result, columns=columns, notes=notes)
+    notes = [f"{path} is no regular file, so it is passed over" for path in odd]
+    played, rows = finite(result.get("rounds")) or 0, len(columns.get("round", ()))
+    if result.get("status") == "finished" and rows < played:
+        notes.append(f"{folder / ROUNDS} has {rows} of {played:.0f} rounds, so its copy is not whole")
+        result |= {"status": "failed", "reason": notes[-1]}
+    return RunView(folder=folder, config=config, result=result, columns=columns, notes=tuple(notes))
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[RunView]:

@@ -235,6 +235,8 @@ def brought(place: str | Path) -> Path:
 def _check_named(place: object) -> None:
     if not isinstance(place, str | os.PathLike):
         raise ConfigError(f"a folder is named by a path or an address, but got {place!r}")
+    if not os.fspath(place):
+        raise ConfigError("a folder's name is empty, as of a variable that is not set; name this folder itself by .")
 
 
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
