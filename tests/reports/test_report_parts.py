@@ -220,6 +220,13 @@ def test_clients_that_cannot_be_are_passed_over() -> None:
     assert participation_charts(view(), 5) == []
 
 
+def test_participants_are_not_everybody_also_where_they_are_the_first_clients(tmp_path: Path) -> None:
+    write_clients(RunFolder.create(tmp_path / "run", overwrite=False), [[2, 1], [0, 1]])
+    for clients, alone in ((2, False), (500, True)):
+        run = RunView(folder=tmp_path / "run", config={"scenario": {"clients": clients}}, result={}, columns={})
+        assert run.lists_participants_alone() is alone
+
+
 def test_a_last_cell_of_fewer_clients_is_as_full_as_its_clients_are() -> None:
     (chart,) = participation_charts(view(round=[1], cohort=[list(range(161))], high_frequency=[None]), 161)
     assert cells(chart) == [[100]] * 81

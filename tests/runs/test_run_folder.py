@@ -221,6 +221,11 @@ def test_a_table_of_something_else_is_no_table_of_clients(tmp_path: Path) -> Non
     pq.write_table(pa.table({"client": [0]}), folder.path / "clients.parquet")
     with pytest.raises(OutputError, match=r"clients\.parquet: the column 'num_samples'"):
         folder.read_clients()
+    pq.write_table(
+        pa.table({"client": [math.nan], "num_samples": [1], "label_counts": [[1]]}), folder.path / "clients.parquet"
+    )
+    with pytest.raises(OutputError, match="the column 'client' must hold int64, but it holds double"):
+        folder.read_clients()
 
 
 def test_result_is_strict_json_with_sorted_keys(tmp_path: Path) -> None:

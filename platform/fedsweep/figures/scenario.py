@@ -106,7 +106,7 @@ def participation_of(run: RunView) -> Participation | None:
         OutputError: A row names a client that the run does not have.
     """
     rounds = tuple(run.column("round"))
-    if not rounds or not run.column("attendees") or RunFolder(run.folder).lists_participants_alone():
+    if not rounds or not run.column("attendees") or run.lists_participants_alone():
         return None
     cohorts, attendees, present = (run.column(name) for name in ("cohort", "attendees", "present"))
     num_clients = _num_clients(run)

@@ -75,9 +75,10 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
             left_out += 1
             continue
         try:
-            counts_NC, folder = counts_of(runs[index]), RunFolder(runs[index].folder)
-            has_everybody = not folder.lists_participants_alone()
-            clients = None if has_everybody else folder.read_clients().column("client").to_pylist()
+            counts_NC, has_everybody = counts_of(runs[index]), not runs[index].lists_participants_alone()
+            clients = (
+                None if has_everybody else RunFolder(runs[index].folder).read_clients().column("client").to_pylist()
+            )
         except InputError as error:
             maps.notes.append(str(error))
             counts_NC, has_everybody, clients = None, True, None

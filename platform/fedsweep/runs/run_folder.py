@@ -166,20 +166,15 @@ class RunFolder:
         """Read the table of clients.
 
         Raises:
-            OutputError: The file is missing, damaged, or lacks a column.
+            OutputError: The file is missing, damaged, or lacks a column, or clients are no whole numbers.
         """
         table = self._read_table(CLIENTS)
         for name in ("client", "num_samples", "label_counts"):
             if name not in table.column_names or table.column(name).null_count:
                 raise OutputError(f"{self.path / CLIENTS}: the column {name!r} is missing or has empty cells")
+        if (kind := str(table.column("client").type)) != "int64":
+            raise OutputError(f"{self.path / CLIENTS}: the column 'client' must hold int64, but it holds {kind}")
         return table
-
-    def lists_participants_alone(self) -> bool:
-        """Tell whether the table of clients has those who took part, as of a drawn population, and not everybody."""
-        if not (self.path / CLIENTS).is_file():
-            return False
-        clients: list[int] = self.read_clients().column("client").to_pylist()
-        return clients != list(range(len(clients)))
 
     def client_table(self, name: str) -> pa.Table | None:
         """Read :data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
