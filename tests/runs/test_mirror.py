@@ -90,6 +90,21 @@ def test_a_copy_that_broke_off_is_cleared_of_what_the_folder_dropped_since(tmp_p
     assert texts(there) == texts(folder)
 
 
+def test_checkpoints_there_are_old_only_where_their_run_is_in_the_folder(tmp_path: Path) -> None:
+    folder, there = tmp_path / "here", tmp_path / "there"
+    write(there / "foreign", first="1", o1="a", **{"config.yaml": "c"})
+    write(there / "again", first="1", o1="a", **{"config.yaml": "c"})
+    write(folder, **{"config.yaml": "sweep"})
+    mirror = Mirror(folder, LocalFileSystem(), str(there))
+    before = texts(there)
+    mirror.trust()
+    mirror.push()
+    assert texts(there) == {**before, "config.yaml": "sweep"}
+    write(folder / "again", **{"config.yaml": "c"})
+    mirror.push()
+    assert len(texts(there / "foreign")) == 3 and texts(there / "again") == {"config.yaml": "c"}
+
+
 def test_what_is_cleared_before_the_first_copy_is_gone_there_too(tmp_path: Path) -> None:
     folder, there = tmp_path / "here", tmp_path / "there"
     write(folder, first="1", o1="a", **{"result.json": "finished", "config.yaml": "old"})

@@ -102,6 +102,92 @@ def test_where_nothing_was_begun_nothing_is_left(address: str, tmp_path: Path) -
     assert not folder.exists() and names(tmp_path / "there") == set()
 
 
+def begin(address: str) -> Path:
+    """Begin a run at the address; return the folder here."""
+    with worked_on(address, going_on=False) as folder:
+        (folder / "checkpoints").mkdir()
+        for name in ("config.yaml", "rounds.parquet", "checkpoints/round-000001.json"):
+            (folder / name).write_text("x")
+    return Path.cwd() / folder
+
+
+def test_an_address_above_runs_leaves_them_alone(address: str, tmp_path: Path) -> None:
+    begin(f"{address}/first")
+    before = names(tmp_path / "there")
+    with pytest.raises(OutputError, match="no run"), worked_on(address, going_on=True) as folder:
+        remote_folder.Remote.at(address).mirror(folder).push()
+        raise OutputError("no run")
+    assert names(tmp_path / "there") == before
+    with worked_on(address, going_on=False) as folder:
+        (folder / "config.yaml").write_text("new")
+    assert names(tmp_path / "there/study/first") == before
+
+
+def test_a_run_that_came_to_the_address_otherwise_is_brought(address: str, tmp_path: Path) -> None:
+    folder = begin(address)
+    there = tmp_path / "there"
+    (there / "study" / MARK).unlink()
+    folder.rename(tmp_path / "lost")
+    with worked_on(address, going_on=True) as again:
+        assert names(again) >= {"config.yaml", "rounds.parquet", "round-000001.json"}
+    assert names(there) == {"config.yaml", "rounds.parquet", "round-000001.json", MARK}
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_what_breaks_off_while_it_is_brought_is_brought_again(
+    is_marked: bool, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(address)
+    if not is_marked:
+        (tmp_path / "there/study" / MARK).unlink()
+    before = names(tmp_path / "there")
+    monkeypatch.chdir(tmp_path)
+    fetch, brought = remote_folder.Mirror._fetch, list[str]()
+
+    def breaking(self: remote_folder.Mirror, name: str) -> None:
+        if len(brought) == 2:
+            raise OSError("connection reset")
+        brought.append(name)
+        fetch(self, name)
+
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="connection reset"):
+        patch.setattr(remote_folder.Mirror, "_fetch", breaking)
+        with worked_on(address, going_on=True):
+            pass
+    with worked_on(address, going_on=True) as folder:
+        assert names(folder) >= before
+    assert names(tmp_path / "there") == before | {MARK}
+
+
+def test_work_here_outlives_a_lost_answer_of_the_store(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = begin(address)
+    (folder / "rounds.parquet").write_text("newer")
+    write = remote_folder.Remote.write
+
+    def losing(self: remote_folder.Remote, name: str, data: bytes) -> None:
+        write(self, name, data)
+        raise ResourceError("no answer")
+
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="no answer"):
+        patch.setattr(remote_folder.Remote, "write", losing)
+        with worked_on(folder, going_on=True):
+            pass
+    with worked_on(folder, going_on=True):
+        assert (folder / "rounds.parquet").read_text() == "newer"
+
+
+def test_a_damaged_mark_replaces_nothing(address: str, tmp_path: Path) -> None:
+    folder, there = begin(address), tmp_path / "there/study"
+    (folder / "rounds.parquet").write_text("newer")
+    (there / MARK).write_text("{")
+    with pytest.raises(OutputError, match="damaged"), worked_on(address, going_on=True):
+        pass
+    (there / MARK).unlink()
+    with worked_on(address, going_on=True):
+        pass
+    assert (there / "rounds.parquet").read_text() == "newer"
+
+
 def test_who_was_overtaken_copies_no_more(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="another process writes there now"), worked_on(address, going_on=False) as first:
         (first / "config.yaml").write_text("old")

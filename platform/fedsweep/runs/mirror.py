@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING
 from fedsweep.errors import DataError
 from fedsweep.runs.files import TEMPORARY, atomic_write
 from fedsweep.runs.folder_lock import LOCK
+from fedsweep.runs.run_folder import CONFIG
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-# Ray Tune's own, which no other process reads back.
-_NOT_COPIED = frozenset({LOCK, ".tune"})
+# In the folder: whose work it has; in its copy: who writes it. Each is written by itself.
+MARK = ".copy.json"
+# Ray Tune's own, which no other process reads back, too.
+_NOT_COPIED = frozenset({LOCK, MARK, ".tune"})
 # A file that is replaced while it is read is read once more; a run replaces none of them so often.
 _ATTEMPTS = 5
 _OBJECTS, _CHECKPOINTS = "objects", "checkpoints"
@@ -50,6 +53,8 @@ class Mirror:
     def __init__(self, folder: Path, files: FileSystem, base: str) -> None:
         self._folder, self._files, self._base = folder, files, base
         self._copied: dict[str, _Stamp] = {}
+        # Parts of checkpoints that the copy alone has: old where their run is the folder's, otherwise somebody else's.
+        self._only_there: set[str] = set()
 
     def pull(self) -> None:
         """Make the folder what the copy is; objects of checkpoints that are there with their size stay.
@@ -80,14 +85,15 @@ class Mirror:
         """Take objects of checkpoints that the copy has with their size for copied, and the rest for old.
 
         What both have is removed from the copy, too, when it goes here; what the copy alone has is somebody else's, but
-        for parts of checkpoints.
+        for parts of checkpoints of runs that the folder has, or gets.
         """
         local = self._local()
         for name, size in self.listing().items():
-            is_same = _is_object(name) and name in local and local[name].size == size
-            if name in local or _is_of_checkpoint(name):
-                # One that is not in the folder is known here so that it is removed.
+            if name in local:
+                is_same = _is_object(name) and local[name].size == size
                 self._copied[name] = local[name] if is_same else _Stamp(-1, -1, -1)
+            elif _is_of_checkpoint(name):
+                self._only_there.add(name)
 
     def push(self) -> int:
         """Make the copy what the folder is; return how many files were sent.
@@ -123,6 +129,19 @@ class Mirror:
             sizes[name] = int(info.size)
         return sizes
 
+    def send(self, name: str, data: bytes) -> None:
+        """Put a file into the copy; there it is whole or not at all."""
+        path = PurePosixPath(self._base, name)
+        if self._files.type_name not in _SHOWS_HALF_FILES:
+            with self._files.open_output_stream(str(path)) as stream:
+                stream.write(data)
+            return
+        self._files.create_dir(str(path.parent))
+        beside = str(path.with_name(f".{path.name}{TEMPORARY}"))
+        with self._files.open_output_stream(beside) as stream:
+            stream.write(data)
+        self._files.move(beside, str(path))
+
     def _push(self) -> int:
         local = self._local()
         changed = sorted((name for name, stamp in local.items() if self._copied.get(name) != stamp), key=_rank)
@@ -130,12 +149,15 @@ class Mirror:
         manifests = {name: self._read(name) for name in changed if _is_manifest(name)}
         for name in changed:
             data = manifests.get(name)
-            self._send(name, self._read(name) if data is None else data)
+            self.send(name, self._read(name) if data is None else data)
             self._copied[name] = local[name]
-        for name in sorted(set(self._copied) - set(local), key=_rank, reverse=True):
+        runs = {_run_of(name) for name in local if _is_of_checkpoint(name) or PurePosixPath(name).name == CONFIG}
+        old = {name for name in self._only_there if _run_of(name) in runs}
+        for name in sorted((old | set(self._copied)) - set(local), key=_rank, reverse=True):
             with contextlib.suppress(FileNotFoundError):
                 self._files.delete_file(f"{self._base}/{name}")
-            del self._copied[name]
+            self._copied.pop(name, None)
+            self._only_there.discard(name)
         return len(changed)
 
     def _local(self) -> dict[str, _Stamp]:
@@ -164,18 +186,6 @@ class Mirror:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, data)
 
-    def _send(self, name: str, data: bytes) -> None:
-        path = PurePosixPath(self._base, name)
-        if self._files.type_name not in _SHOWS_HALF_FILES:
-            with self._files.open_output_stream(str(path)) as stream:
-                stream.write(data)
-            return
-        self._files.create_dir(str(path.parent))
-        beside = str(path.with_name(f".{path.name}{TEMPORARY}"))
-        with self._files.open_output_stream(beside) as stream:
-            stream.write(data)
-        self._files.move(beside, str(path))
-
 
 class _Replaced(OSError):
     """A file of the folder went away between being listed and being read."""
@@ -194,6 +204,12 @@ def _is_left_out(name: str) -> bool:
 
 def _is_of_checkpoint(name: str) -> bool:
     return _CHECKPOINTS in PurePosixPath(name).parts[:-1]
+
+
+def _run_of(name: str) -> tuple[str, ...]:
+    """Return the folder of the run that a part of a checkpoint, or a configuration, is of."""
+    parts = PurePosixPath(name).parts[:-1]
+    return parts[: parts.index(_CHECKPOINTS)] if _CHECKPOINTS in parts else parts
 
 
 def _is_object(name: str) -> bool:

@@ -27,14 +27,12 @@ from fedsweep.processes import scratch_folder
 from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import LOCK, sole_writer
-from fedsweep.runs.mirror import Mirror
+from fedsweep.runs.mirror import MARK, Mirror
 from fedsweep.runs.run_folder import CONFIG, PLAN
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-# In the folder and in its copy: who writes both.
-MARK = ".copy.json"
 _LOGGER = logging.getLogger("fedsweep")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EVERY_S = 2.0
@@ -145,8 +143,7 @@ class Remote:
 
         def write() -> None:
             self.files.create_dir(self.base, recursive=True)
-            with self.files.open_output_stream(f"{self.base}/{name}") as stream:
-                stream.write(data)
+            self.mirror(Path()).send(name, data)
 
         with self._told("written"):
             _patient(write)
@@ -187,10 +184,11 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
         return
     _check_named(place)
     path = None if isinstance(place, str) and is_address(place) else Path(place).expanduser()
-    address = str(place) if path is None else _address_of(path)
-    if address is None:
+    note = None if path is None else _note(path)
+    if path is not None and note is None:
         yield path
         return
+    address = str(place) if note is None else note.address
     remote = Remote.at(address)
     folder = path or remote.here
     if dry:
@@ -248,18 +246,28 @@ def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
             f"{remote.address} is in use already ({', '.join(begun)}); go on with --resume, replace it with"
             " --overwrite, or choose another --out"
         )
-    mark = folder / MARK
-    here = _writer(read_regular(mark, max_bytes=MOST_TEXT_BYTES)) if mark.is_file() else None
-    if there is not None and there != here:
-        if here is None and any(path.name != LOCK for path in folder.iterdir()):
+    if there == "":
+        raise OutputError(
+            f"{MARK} at {remote.address} is damaged, so whose work is there can't be told; remove it, and --resume goes"
+            f" on with {folder}, or, where that is gone, with what is at the address"
+        )
+    note = _note(folder)
+    writers = None if note is None else note.writers
+    is_own = bool(writers) if there is None else there in (writers or ())
+    if (begun or there is not None) and not is_own:
+        if writers is None and any(path.name != LOCK for path in folder.iterdir()):
             raise OutputError(
                 f"{folder} is where {remote.address} is worked on, but holds something else; move it away"
             )
+        # Nobody's work until all of it is here: where this breaks off it is brought again.
+        _write_note(folder, remote.address)
         remote.bring(folder)
     writer = uuid.uuid4().hex
-    data = json.dumps({"address": remote.address, "writer": writer}).encode()
-    remote.write(MARK, data)
-    atomic_write(mark, data)
+    if (folder / MARK).is_file():
+        # Whether this one's mark or the former is there when the answer is lost, the folder has all of that work.
+        _write_note(folder, remote.address, *([] if there is None else [there]), writer)
+    remote.write(MARK, json.dumps({"address": remote.address, "writer": writer}).encode())
+    _write_note(folder, remote.address, writer)
     return writer
 
 
@@ -325,16 +333,33 @@ def _cannot(remote: Remote, error: Exception) -> str:
     return f"{remote.address}: cannot be copied to: {_reason(error)}" if isinstance(error, OSError) else str(error)
 
 
-def _address_of(folder: Path) -> str | None:
-    """Return the address for which a folder was worked on."""
+@dataclass(frozen=True)
+class _Note:
+    """A folder's note on its copy.
+
+    Attributes:
+        address: The copy's.
+        writers: Who wrote it last, where the folder has all of that work; two while one takes it over from the other.
+    """
+
+    address: str
+    writers: tuple[str, ...]
+
+
+def _note(folder: Path) -> _Note | None:
+    """Read it; None: the folder was not worked on for an address."""
     mark = folder / MARK
     if not mark.is_file():
         return None
     try:
-        address = parse_json(read_regular(mark, max_bytes=MOST_TEXT_BYTES))["address"]
+        body = parse_json(read_regular(mark, max_bytes=MOST_TEXT_BYTES))
+        return _Note(str(body["address"]), tuple(map(str, body["writers"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(f"{mark}: damaged: {error}") from error
-    return str(address)
+
+
+def _write_note(folder: Path, address: str, *writers: str) -> None:
+    atomic_write(folder / MARK, json.dumps({"address": address, "writers": writers}).encode())
 
 
 def _writer(data: bytes | None) -> str | None:
