@@ -22,6 +22,7 @@ from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.reuse import finished_in, take_over
 from fedsweep.sweeps.summary import summarise
 from fedsweep.sweeps.sweep_folder import SweepFolder
+from fedsweep.sweeps.trial import ActiveTrial
 
 TinySweep = Callable[..., dict[str, Any]]
 SEEDS = {"seed": {"grid": [0, 1]}}
@@ -151,6 +152,24 @@ def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Pa
     own, worlds = [entry.trial for entry in raced.entries], [world_of(entry.config) for entry in raced.entries]
     summary = summarise(raced.folder, own, worlds, config=raced.config)
     assert [setting.cut_short for setting in summary.settings] == [1]
+
+
+def test_runs_whose_values_were_moved_on_the_way_are_no_runs_of_the_last_ones(tiny: TinySweep, tmp_path: Path) -> None:
+    key = "training.optimizer.lr"
+    config = load_config(tiny({key: {"uniform": [0.01, 0.1]}}, rounds=2, scheduler="pbt", samples=2))
+    pbt = prepare(config, SweepFolder(tmp_path / "pbt"), resume=False)
+    pbt.folder.create(pbt.plan, config_yaml=config.to_yaml(), overwrite=False)
+    finished, begun = (ActiveTrial(pbt.describe(entry)["spec"]) for entry in pbt.entries)
+    while not finished.step()["done"]:
+        pass
+    begun.step()
+    begun.end_early()
+    (begun.folder / "result.json").unlink()
+    space = {key: {"grid": [entry.trial.values[key] for entry in pbt.entries]}}
+    plain = prepare(load_config(tiny(space, rounds=2)), SweepFolder(tmp_path / "plain"), resume=False)
+    assert finished_in([pbt.folder.path], plain) == ({}, {})
+    prepared = extended(pbt.folder.path, tiny(space, rounds=2))
+    assert [trial.number for trial in prepared.plan.trials] == [3, 4] and prepared.plan.beside == tuple(folders(pbt))
 
 
 def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: Path, tmp_path: Path) -> None:

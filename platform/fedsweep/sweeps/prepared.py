@@ -28,7 +28,7 @@ from fedsweep.sweeps.search.halving import Halving
 from fedsweep.sweeps.search.proposals import Outcome, Proposals, Search, read_outcome
 from fedsweep.sweeps.space import SEED, lies_in, make_trial, setting_spaces
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
-from fedsweep.sweeps.trial import TrialSpec
+from fedsweep.sweeps.trial import POPULATION, TrialSpec
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -281,7 +281,7 @@ class PreparedSweep:
             metrics=self.reported,
             resource=self.config.sweep.resource,
             # Trials that exchange checkpoints have one name for them.
-            config_hash=f"pbt-{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,
+            config_hash=f"{POPULATION}{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,
             allow_changed_code=self.allow_changed_code,
             most=self._most(entry),
             report_every_s=_REPORT_EVERY_S if self.config.sweep.scheduler is None else 0.0,

@@ -20,6 +20,7 @@ from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
 from fedsweep.finished.growth import grow
+from fedsweep.runs.checkpoints.checkpoint import newest_config_hash
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import TAKEN_OVER, TRACKING, atomic_write, read_note
 from fedsweep.runs.find import find_runs
@@ -28,6 +29,7 @@ from fedsweep.runs.source_log import ALLOW, changed_since
 from fedsweep.runs.sources import Sources, misfit
 from fedsweep.sweeps.space import is_listed
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+from fedsweep.sweeps.trial import POPULATION
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -98,13 +100,13 @@ def extended(
 
 
 def _found(folder: SweepFolder, names: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Yield hash of the configuration and folder of each run that was begun; one that is damaged is no trial's."""
+    """Yield hash of the configuration and folder of each run that was begun; a damaged or a moved one is no trial's."""
     for name in names:
         path = folder.path / name / CONFIG
         if not path.is_file():
             continue
         try:
-            yield resolve(load_config(path)).hash(), name
+            yield f"moved: {name}" if is_moved(path.parent) else resolve(load_config(path)).hash(), name
         except InputError:
             yield f"damaged: {name}", name
 
@@ -206,9 +208,9 @@ def not_taken(refused: Mapping[Path, str]) -> str:
 
 
 def finished_key(run: Path) -> str | None:
-    """Return the hash of a finished run's configuration; None where it has not finished or can't be read."""
+    """Return the hash of a finished run's configuration; None: it has not finished, can't be read, or was moved."""
     try:
-        done = not run.is_symlink() and RunFolder(run).has_finished()
+        done = not run.is_symlink() and RunFolder(run).has_finished() and not is_moved(run)
         return resolve(load_config(run / CONFIG)).hash() if done else None
     except (FedsweepError, KeyError):
         return None
@@ -220,6 +222,15 @@ def is_cut_short(run: Path) -> bool:
         return RunFolder(run).result_if_any().get("stopped_by") == BY_SCHEDULER
     except FedsweepError:
         return False
+
+
+def is_moved(run: Path) -> bool:
+    """Check if a scheduler moved a run's values while it was played (``pbt``): its configuration has the last alone."""
+    try:
+        name = RunFolder(run).result_if_any().get("config_hash") or newest_config_hash(run)
+    except FedsweepError:
+        return False
+    return str(name).startswith(POPULATION)
 
 
 def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool, overwrite: bool) -> None:

@@ -58,6 +58,8 @@ REPLAYED = "replayed"
 MESSAGES = "messages"
 # In a trial as Tune has it: those that are played in the same process.
 OTHERS = "others"
+# How the name begins that trials have for checkpoints which they exchange, with values that change on the way.
+POPULATION = "pbt-"
 # The process that played the trial before may be about to end, where its driver was killed.
 _PATIENCE_S = 30.0
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -374,3 +374,12 @@ def newest_round(folder: Path) -> int | None:
     path = folder / "checkpoints"
     names = (_MANIFEST.fullmatch(entry.name) for entry in path.iterdir()) if path.is_dir() else ()
     return max((int(name[1]) for name in names if name), default=None)
+
+
+def newest_config_hash(folder: Path) -> str | None:
+    """Return how the newest readable checkpoint of a run folder names its configuration; None: there is none."""
+    path = folder / "checkpoints"
+    for manifest in sorted(path.glob("round-*.json"), reverse=True) if path.is_dir() else ():
+        with suppress(DataError, ConfigError):
+            return _read_manifest(manifest).config_hash
+    return None
