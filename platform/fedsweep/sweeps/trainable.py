@@ -32,6 +32,7 @@ from fedsweep.driver.session import RunSession
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
+from fedsweep.runs.checkpoints.exchange import replace_checkpoints
 from fedsweep.runs.facts import tell_commit
 from fedsweep.runs.mirror import Mirror
 from fedsweep.runs.sources import Sources
@@ -125,10 +126,7 @@ class SweepTrial(tune.Trainable):
         if not source.is_dir():
             return
         self._end_early()
-        target = self._active.folder / _CHECKPOINTS
-        shutil.rmtree(target, ignore_errors=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, target)
+        replace_checkpoints(self._active.folder / _CHECKPOINTS, source)
         self._send()
         self._active = self._begin(self._described)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -25,6 +26,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import RoundRecord, State
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, Loaded
+from fedsweep.runs.checkpoints.exchange import replace_checkpoints
 from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_record
 
@@ -371,6 +373,24 @@ def test_a_stop_at_any_operation_leaves_a_valid_checkpoint_and_the_next_save_suc
         assert not [path for path in files_of(folder) if path.name.endswith(".tmp")]
         stops += 1
     assert stops > 20 and outcomes == {20, 30}
+
+
+def test_a_kill_at_any_operation_leaves_checkpoints_while_anothers_take_their_place(two: Path, tmp_path: Path) -> None:
+    store_in(tmp_path / "other").save(state_of(15), fetch=same)
+    stops, outcomes = 0, set()
+    while True:
+        folder = copy_of(two, tmp_path / "copy")
+        with pytest.MonkeyPatch.context() as patch:
+            calls = failing(patch, at=stops, error=Killed())
+            with contextlib.suppress(Killed):
+                replace_checkpoints(folder / "checkpoints", tmp_path / "other" / "checkpoints")
+        outcomes.add(loaded_state(folder).round)
+        if len(calls) <= stops // 2:
+            break
+        replace_checkpoints(folder / "checkpoints", tmp_path / "other" / "checkpoints")
+        assert [path.name for path in (folder / "checkpoints").glob("*.json")] == ["round-000015.json"]
+        stops += 1
+    assert stops > 10 and outcomes == {15, 20} and bits(loaded_state(folder)) == bits(state_of(15))
 
 
 def test_a_kill_while_a_file_is_half_written_leaves_the_older_ones(two: Path) -> None:
