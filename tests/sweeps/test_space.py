@@ -87,6 +87,12 @@ def test_spaces_that_mean_something_else_are_refused(sweep: dict[str, Any], said
         check_space(load_config({"sweep": sweep}))
 
 
+def test_a_population_whose_draws_are_all_the_same_is_refused() -> None:
+    sweep = {"space": {"training.optimizer.lr": {"choice": [0.1]}}, "samples": 6, "scheduler": "pbt"}
+    with pytest.raises(ConfigError, match="needs trials that differ: raise"):
+        check_combination(load_config({"sweep": sweep}))
+
+
 def test_a_metric_is_listed_once_and_rungs_go_from_little_to_much() -> None:
     twice = {"metric": ["test_accuracy", "test_accuracy"], "mode": ["max", "min"]}
     with pytest.raises(ConfigError, match="metric lists test_accuracy more than once; leave it out"):

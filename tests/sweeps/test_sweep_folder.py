@@ -11,6 +11,7 @@ import pytest
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.sweeps import sweep_folder
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.summary import Summary, write_summary
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
@@ -34,6 +35,26 @@ def test_a_folder_that_may_not_be_read_holds_no_sweep(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "stat", forbidden)
     assert not SweepFolder(tmp_path / "others").has_plan
+
+
+def test_a_kill_while_a_folder_is_made_leaves_a_sweep_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """As SIGKILL: what lies on the disk stays, and nothing more is written."""
+
+    write = sweep_folder.write_file
+
+    def killed(path: Path, data: bytes) -> None:
+        write(path, data)
+        raise Killed
+
+    monkeypatch.setattr(sweep_folder, "write_file", killed)
+    with pytest.raises(Killed):
+        begun(tmp_path / "s", {"seed": 1})
+    folder = SweepFolder(tmp_path / "s")
+    assert folder.read_plan().config_tree == {"seed": 1}
+    folder.check_free(overwrite=True)
 
 
 @pytest.mark.parametrize("runtime", [{}, {"address": "host:1"}, {"address": "host:2"}, {"address": None}])

@@ -354,7 +354,7 @@ def _check_pbt(config: Config) -> None:
                 f" and method, but sweep.space.{key} is {kind}; use choice, uniform, loguniform or randint"
             )
     if len(list_trials(config)) < 2:
-        raise ConfigError(f"sweep.scheduler=pbt needs several trials, but sweep.samples={config.sweep.samples}")
+        raise ConfigError("sweep.scheduler=pbt needs trials that differ: raise sweep.samples, or widen sweep.space")
 
 
 def list_trials(config: Config) -> list[Trial]:

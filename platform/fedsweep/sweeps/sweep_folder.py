@@ -20,7 +20,7 @@ from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.fleet.ray_internals import RAY_LOG
 from fedsweep.results.texts import canonical
-from fedsweep.runs.files import TRACKING, atomic_write, write_file
+from fedsweep.runs.files import TRACKING, write_file
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, PLAN, RunFolder
 from fedsweep.sweeps.budget.study_clock import ELAPSED
@@ -102,11 +102,12 @@ class SweepFolder:
             if self.has_plan:
                 self._clear()
             self.path.mkdir(parents=True, exist_ok=True)
-            if config_yaml is not None:
-                atomic_write(self.path / CONFIG, config_yaml.encode())
         except OSError as error:
             raise OutputError(f"{self.path}: cannot be made a sweep's folder: {error.strerror or error}") from error
+        # First: a folder with a configuration alone would be a run's that broke off.
         self.write_plan(plan)
+        if config_yaml is not None:
+            write_file(self.path / CONFIG, config_yaml.encode())
 
     def extend(self, plan: SweepPlan, *, config_yaml: str) -> None:
         """Go on by another plan and its configuration."""
