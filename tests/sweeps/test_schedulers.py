@@ -118,6 +118,24 @@ def test_values_that_a_population_moves_stay_in_what_they_are_drawn_from(
         assert 0.1 <= values["training.optimizer.lr"] < 0.2 and values["training.local_steps"] in (1, 2, 3)
 
 
+@pytest.mark.parametrize(("scheduler", "numbers"), [("median", [2, 1]), (None, [1])])
+def test_a_resumed_searchs_scheduler_goes_by_trials_that_had_finished(
+    scheduler: str | None, numbers: list[int], tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    rate = "training.optimizer.lr"
+    config = load_config(tiny({rate: {"uniform": [0.1, 0.9]}}, search="optuna", samples=2, scheduler=scheduler))
+    study = prepare(config, SweepFolder(tmp_path / "s"), resume=False)
+    for number in (1, 2):
+        study.add(make_entry(config, make_trial(config, number, {rate: 0.1 * number, "seed": 0}), uri=None))
+    done = ActiveTrial(study.describe(study.entries[1])["spec"])
+    while not done.step()["done"]:
+        pass
+    feed = ProposedTrials(study.make_search(), study, lambda values: study.entries[0], 1)
+    begun = [feed.suggest(f"{number}")[TRIAL]["values"][rate] for number in numbers]
+    assert begun == [0.1 * number for number in numbers] and len(study.before) == len(numbers)
+    assert feed.suggest("next") == ProposedTrials.FINISHED
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 8])
 def test_a_search_fills_all_places_before_it_waits_for_an_end(
     at_once: int, tmp_path: Path, tiny: Callable[..., dict[str, Any]]

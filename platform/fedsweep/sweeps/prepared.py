@@ -219,6 +219,16 @@ class PreparedSweep:
         return [entry for entry in self.entries if not self.folder.has_finished(entry.trial)]
 
     @property
+    def replays(self) -> bool:
+        """True where the scheduler goes by the rounds of trials that have finished before, too."""
+        return self.config.sweep.scheduler in ("asha", "median")
+
+    @property
+    def before(self) -> list[PreparedTrial]:
+        """Trials of before that a search's sweep begins with: those to be gone through again, then the unfinished."""
+        return self.in_order if self.replays else self.unfinished
+
+    @property
     def in_order(self) -> list[PreparedTrial]:
         """Trials that have finished come first: a scheduler then knows what it has to compare with."""
         return sorted(self.entries, key=lambda entry: not self.folder.has_finished(entry.trial))
@@ -285,7 +295,7 @@ class PreparedSweep:
             allow_changed_code=self.allow_changed_code,
             most=self._most(entry),
             report_every_s=_REPORT_EVERY_S if self.config.sweep.scheduler is None else 0.0,
-            replays=self.config.sweep.scheduler in ("asha", "median"),
+            replays=self.replays,
         )
         done = self.folder.has_finished(entry.trial)
         share = Share(actors=0) if done else entry.share  # one that has finished before only says so

@@ -252,8 +252,9 @@ def _note_spending(allowance: Allowance | None, entry: PreparedTrial, report: Ma
 class ProposedTrials(Feed):
     """Gives a search's proposals the form of trials; first come trials of before that are to go on.
 
-    Trial k is chosen from what the trials up to k - ``at_once`` came to, whichever others have ended by then: so a
-    search ends with the same trials whoever was faster, and after a kill.
+    Before these come those that had finished, where the scheduler goes by their rounds. Trial k is chosen from what
+    the trials up to k - ``at_once`` came to, whichever others have ended by then: so a search ends with the same trials
+    whoever was faster, and after a kill.
 
     Args:
         search: The search.
@@ -273,9 +274,9 @@ class ProposedTrials(Feed):
         self._search, self._prepared, self._make, self._at_once = search, prepared, make, at_once
         self._outcomes = prepared.outcomes()
         left, allowance = prepared.unfinished, prepared.allowance
-        affordable = left if allowance is None else allowance.affordable()
-        self._leftover = [entry for entry in left if entry in affordable]
-        self._ended = {entry.trial.number for entry in prepared.entries if entry not in self._leftover}
+        affordable = prepared.entries if allowance is None else allowance.affordable()
+        self._leftover = [entry for entry in prepared.before if entry in affordable]
+        self._ended = {e.trial.number for e in prepared.entries if e not in left or e not in affordable}
         self._own: dict[str, PreparedTrial] = {}
         self._write_study()
 
@@ -305,6 +306,8 @@ class ProposedTrials(Feed):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Take note of each end."""
         trial, config = self._own[trial_id].trial, self._prepared.config
+        if trial.number in self._ended:
+            return  # it had finished before
         _note_spending(self._prepared.allowance, self._own[trial_id], None if error else result)
         # One that the scheduler ends writes its result only after this; one whose process is lost may have finished.
         otherwise = Outcome(values=None) if error else Outcome.of(result or {}, config, is_whole=False)

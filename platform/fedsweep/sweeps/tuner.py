@@ -302,7 +302,7 @@ def _at_once(prepared: PreparedSweep) -> int:
 
 
 def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
-    """Make the search; return with it how many trials it still has to propose or finish."""
+    """Make the search; return with it how many trials it still has to propose or to go on with."""
     from fedsweep.sweeps.schedulers import ProposedTrials
 
     config, proposals = prepared.config, prepared.make_search()
@@ -320,7 +320,7 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
         return entry
 
     to_propose = max(0, prepared.most - len(prepared.entries))
-    count = -1 if math.isinf(to_propose) else len(prepared.unfinished) + int(to_propose)
+    count = -1 if math.isinf(to_propose) else len(prepared.before) + int(to_propose)
     return ProposedTrials(proposals, prepared, make, _room(prepared)), count
 
 
