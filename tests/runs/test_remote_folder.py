@@ -188,6 +188,28 @@ def test_a_damaged_mark_replaces_nothing(address: str, tmp_path: Path) -> None:
     assert (there / "rounds.parquet").read_text() == "newer"
 
 
+def test_a_trial_run_looks_at_what_the_address_has_and_leaves_nothing(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = begin(address)
+    before = names(tmp_path / "there")
+    with worked_on(address, going_on=True, dry=True) as same:
+        assert same.absolute() == folder
+    monkeypatch.chdir(tmp_path / "there")
+    with worked_on(address, going_on=True, dry=True) as brought:
+        assert names(brought) == before - {MARK}
+    with worked_on(address, going_on=False, dry=True) as new:
+        assert not new.exists()
+    assert names(tmp_path / "there") == before and not brought.exists()
+
+
+def test_a_sweep_takes_runs_over_from_an_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sweep.yaml").write_text(f"{TINY}sweep: {{space: {{seed: {{grid: [0, 1]}}}}}}")
+    begin(f"{address}/first")
+    assert main(["sweep", "sweep.yaml", "--out", "s", "--dry-run", "--reuse", address]) == 0
+    assert "0 of 2 trials to run have finished there" in capsys.readouterr().err
+
+
 def test_who_was_overtaken_copies_no_more(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="another process writes there now"), worked_on(address, going_on=False) as first:
         (first / "config.yaml").write_text("old")

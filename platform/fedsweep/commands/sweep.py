@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,12 +55,12 @@ def sweep(
         typer.Option("--extend", metavar="", help="Add to the sweep in --out what has no finished run there yet."),
     ] = False,
     reuse: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             "--reuse",
             metavar="DIR",
-            help="Take over finished runs of the same configuration from a run's folder or one with runs below it; may"
-            " be repeated.",
+            help="Take over finished runs of the same configuration from a run's folder or one with runs below it, or"
+            " from its address; may be repeated.",
         ),
     ] = None,
     allow_changed_code: AllowChangedCode = False,
@@ -73,7 +73,7 @@ def sweep(
 
     A trial that breaks down is tried again from its last checkpoint; the exit code is 1 where one failed in the end.
     """
-    from fedsweep.runs.remote_folder import worked_on
+    from fedsweep.runs.remote_folder import read_from, worked_on
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     if resume and (out is None or overwrite):
@@ -85,15 +85,16 @@ def sweep(
     options = Asked(
         resume=resume,
         extend=extend,
-        reuse=tuple(reuse or ()),
         allow_changed_code=allow_changed_code,
         dry_run=dry_run,
         overwrite=overwrite,
         dashboard=dashboard,
         quiet=quiet,
     )
-    with worked_on(out, going_on=resume or extend or overwrite, dry=dry_run) as place:
+    going_on = resume or extend or overwrite
+    with read_from(reuse or ()) as places, worked_on(out, going_on=going_on, dry=dry_run) as place:
         folder = SweepFolder(place) if place is not None else None
+        options = replace(options, reuse=tuple(map(Path, places)))
         begin(_load(config, overrides or [], folder, resume=resume), folder, options)
 
 

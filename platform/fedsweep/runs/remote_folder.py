@@ -168,7 +168,7 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     Args:
         place: A path or an address; None is handed back.
         going_on: What the place holds is gone on with, added to or replaced.
-        dry: Nothing is written, here or there.
+        dry: Nothing is written, here or there; what the address alone has is brought while the block goes on.
 
     Yields:
         The folder; None for None.
@@ -192,8 +192,9 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     remote = Remote.at(address)
     folder = path or remote.here
     if dry:
-        remote.read(MARK)
-        yield folder
+        is_begun = any(remote.read(name) is not None for name in (PLAN, CONFIG))
+        with read_from([address] if is_begun and going_on and not folder.is_dir() else [folder]) as (there,):
+            yield there
         return
     with sole_writer(folder), _Copies(remote, folder, _claim(remote, folder, going_on=going_on)).following():
         yield folder
