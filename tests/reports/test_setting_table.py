@@ -221,7 +221,7 @@ def test_what_is_learned_beside_classes_goes_by_its_own_first_figure(tmp_path: P
     write_metric(tmp_path / "numbers", "fedprox", (0.5,), config, "rmse")
     runs = compared_runs([tmp_path])
     shown = "\n".join(printed(runs, by="setting", style=TableStyle(sort="acc", top=1)))
-    assert shown.count("FedProx") == 2 and "80.00%" in shown and " 0.5 " in shown and "FedAvg" not in shown
+    assert shown.count("FedProx") == 4 and "80.00%" in shown and " 0.5 " in shown and "FedAvg" not in shown
     text = settings_as(runs, "latex", TableStyle(rows=["method"]))
     assert r"\textbf{0.5} " in text and r"\textbf{80.00} " in text and "rmse" in text
     named = settings_as(runs, "latex", TableStyle(rows=["method"], figures=["acc"]))
