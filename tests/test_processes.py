@@ -133,6 +133,7 @@ def test_a_worker_looks_in_folders_that_a_program_put_on_its_path_and_imported_f
     (tmp_path / "pkgs" / "own_package").mkdir()
     (tmp_path / "pkgs" / "own_package" / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "variable"))
+    monkeypatch.setattr(sys, "path", [None, *sys.path])  # which imports pass over
     for name in ("from_mods", "own_package", "from_vari", "from_site"):
         importlib.import_module(name)
     folders = processes.worker_variables()["FEDSWEEP_USER_FOLDERS"].split(os.pathsep)

@@ -170,7 +170,8 @@ def worker_variables() -> dict[str, str]:
     """Return what workers read when they begin: the user's own folders, a script's among them, and the working one."""
     script = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv and sys.argv[0] else ""
     own, here = {script, *_added_folders()}, os.getcwd()
-    before = dict.fromkeys(folder for folder in map(os.path.abspath, sys.path) if folder in own and folder != here)
+    entries = [entry for entry in sys.path if isinstance(entry, str)]  # imports pass over others, too
+    before = dict.fromkeys(folder for folder in map(os.path.abspath, entries) if folder in own and folder != here)
     return {_VARIABLE: os.pathsep.join([*before, here])}
 
 

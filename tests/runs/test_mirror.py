@@ -95,6 +95,9 @@ def test_checkpoints_there_are_old_only_where_their_run_is_in_the_folder(tmp_pat
     write(there / "foreign", first="1", o1="a", **{"config.yaml": "c"})
     write(there / "again", first="1", o1="a", **{"config.yaml": "c"})
     write(folder, **{"config.yaml": "sweep"})
+    # A user's own, in a folder that is called so.
+    write(there, **{"checkpoints/mine.bin": "m", "checkpoints/objects/notes.txt": "n"})
+    write(there / "checkpoints" / "run", first="1", **{"config.yaml": "c"})
     mirror = Mirror(folder, LocalFileSystem(), str(there))
     before = texts(there)
     mirror.trust()
@@ -103,6 +106,14 @@ def test_checkpoints_there_are_old_only_where_their_run_is_in_the_folder(tmp_pat
     write(folder / "again", **{"config.yaml": "c"})
     mirror.push()
     assert len(texts(there / "foreign")) == 3 and texts(there / "again") == {"config.yaml": "c"}
+
+
+def test_a_sweeps_plan_goes_before_and_a_result_behind_what_it_is_of(tmp_path: Path) -> None:
+    files = Watched()
+    write(tmp_path / "here", **dict.fromkeys(("config.yaml", "sweep.json"), "x"))
+    write(tmp_path / "here" / "0001", first="1", **dict.fromkeys(("result.json", "rounds.parquet"), "x"))
+    Mirror(tmp_path / "here", files, str(tmp_path / "there")).push()
+    assert files.acts == ["+sweep.json", "+rounds.parquet", "+config.yaml", "+result.json", "+round-000001.json"]
 
 
 def test_what_is_cleared_before_the_first_copy_is_gone_there_too(tmp_path: Path) -> None:

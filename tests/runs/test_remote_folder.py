@@ -201,6 +201,11 @@ def test_a_trial_run_looks_at_what_the_address_has_and_leaves_nothing(
     with worked_on(address, going_on=False, dry=True) as new:
         assert not new.exists()
     assert names(tmp_path / "there") == before and not brought.exists()
+    with worked_on(address, going_on=True) as elsewhere:
+        (elsewhere / "result.json").touch()
+    monkeypatch.chdir(folder.parents[1])
+    with worked_on(address, going_on=True, dry=True) as newer:
+        assert newer != folder and (newer / "result.json").exists()
 
 
 def test_a_sweep_takes_runs_over_from_an_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,20 +120,21 @@ def test_a_hostile_name_beside_the_trials_is_refused(tiny: TinySweep, done: Path
         extended(tmp_path, tiny(SEEDS))
 
 
-def test_links_in_a_foreign_run_are_not_taken_over(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+def test_links_in_a_foreign_run_and_its_address_are_not_taken_over(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     shutil.copytree(done / "0001-seed=0", foreign)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "secret").write_text("mine")
     (foreign / "folder").symlink_to(tmp_path / "mine")
     (foreign / "checkpoints" / "file").symlink_to(tmp_path / "mine" / "secret")
+    (foreign / ".copy.json").write_text("{}")  # whose address is not the trial's
     config = load_config(tiny({"seed": {"grid": [0, 1]}}, rounds=1, more={"name": "other"}))
     prepared = prepare(config, SweepFolder(tmp_path / "other"), resume=False)
     runs, _ = finished_in([foreign], prepared)
     take_over(prepared, runs, begun=False, overwrite=False)
     (taken,) = runs
     names = {path.name for path in taken.rglob("*")}
-    assert "model.safetensors" in names and not names & {"folder", "file", "secret"}
+    assert "model.safetensors" in names and not names & {"folder", "file", "secret", ".copy.json"}
 
 
 def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Path, tmp_path: Path) -> None:

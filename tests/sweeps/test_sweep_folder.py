@@ -11,7 +11,6 @@ import pytest
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
-from fedsweep.sweeps import sweep_folder
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.summary import Summary, write_summary
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
@@ -43,18 +42,19 @@ def test_a_kill_while_a_folder_is_made_leaves_a_sweep_to_go_on_with(
     class Killed(BaseException):
         """As SIGKILL: what lies on the disk stays, and nothing more is written."""
 
-    write = sweep_folder.write_file
+    replace = os.replace
 
-    def killed(path: Path, data: bytes) -> None:
-        write(path, data)
+    def killed(*paths: Any) -> None:
+        replace(*paths)
         raise Killed
 
-    monkeypatch.setattr(sweep_folder, "write_file", killed)
-    with pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "replace", killed)
         begun(tmp_path / "s", {"seed": 1})
     folder = SweepFolder(tmp_path / "s")
     assert folder.read_plan().config_tree == {"seed": 1}
-    folder.check_free(overwrite=True)
+    with pytest.raises(OutputError, match="go on with --resume"):
+        folder.check_free(overwrite=False)
 
 
 @pytest.mark.parametrize("runtime", [{}, {"address": "host:1"}, {"address": "host:2"}, {"address": None}])

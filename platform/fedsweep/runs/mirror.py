@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from fedsweep.errors import DataError
 from fedsweep.runs.files import TEMPORARY, atomic_write
 from fedsweep.runs.folder_lock import LOCK
-from fedsweep.runs.run_folder import CONFIG
+from fedsweep.runs.run_folder import CONFIG, PLAN, RESULT
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -28,6 +29,8 @@ _NOT_COPIED = frozenset({LOCK, MARK, ".tune"})
 # A file that is replaced while it is read is read once more; a run replaces none of them so often.
 _ATTEMPTS = 5
 _OBJECTS, _CHECKPOINTS = "objects", "checkpoints"
+# Parts of checkpoints by their names: a user's own files may lie in a folder that is called so, too.
+_PART = re.compile(rf"(?:.*/)?{_CHECKPOINTS}/(?:round-\d+\.json|{_OBJECTS}/[^/]+\.safetensors)")
 # File systems on which a file that is being written can be seen half; elsewhere it is there when it is whole.
 _SHOWS_HALF_FILES = ("local", "hdfs")
 
@@ -203,13 +206,12 @@ def _is_left_out(name: str) -> bool:
 
 
 def _is_of_checkpoint(name: str) -> bool:
-    return _CHECKPOINTS in PurePosixPath(name).parts[:-1]
+    return _PART.fullmatch(name) is not None
 
 
-def _run_of(name: str) -> tuple[str, ...]:
-    """Return the folder of the run that a part of a checkpoint, or a configuration, is of."""
-    parts = PurePosixPath(name).parts[:-1]
-    return parts[: parts.index(_CHECKPOINTS)] if _CHECKPOINTS in parts else parts
+def _run_of(name: str) -> str:
+    """Return where the run lies that a part of a checkpoint, or a configuration, is of."""
+    return name.rpartition(f"{_CHECKPOINTS}/")[0] if _is_of_checkpoint(name) else name.removesuffix(CONFIG)
 
 
 def _is_object(name: str) -> bool:
@@ -221,5 +223,7 @@ def _is_manifest(name: str) -> bool:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """Order what is sent: objects, the rest, and last the manifests that name objects."""
-    return (0 if _is_object(name) else 2 if _is_manifest(name) else 1), name
+    """Order what is sent: objects, a sweep's plan, the rest, results, which say that it is there, and manifests."""
+    if _is_object(name) or _is_manifest(name):
+        return (0 if _is_object(name) else 4), name
+    return {PLAN: 1, RESULT: 3}.get(PurePosixPath(name).name, 2), name

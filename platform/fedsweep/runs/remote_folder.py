@@ -168,7 +168,8 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     Args:
         place: A path or an address; None is handed back.
         going_on: What the place holds is gone on with, added to or replaced.
-        dry: Nothing is written, here or there; what the address alone has is brought while the block goes on.
+        dry: Nothing is written, here or there; where the folder here has not all of the address's work, that is brought
+            while the block goes on.
 
     Yields:
         The folder; None for None.
@@ -193,7 +194,8 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     folder = path or remote.here
     if dry:
         is_begun = any(remote.read(name) is not None for name in (PLAN, CONFIG))
-        with read_from([address] if is_begun and going_on and not folder.is_dir() else [folder]) as (there,):
+        is_own = _is_own(_note(folder), _writer(remote.read(MARK)))
+        with read_from([address] if is_begun and going_on and not is_own else [folder]) as (there,):
             yield there
         return
     with sole_writer(folder), _Copies(remote, folder, _claim(remote, folder, going_on=going_on)).following():
@@ -254,8 +256,7 @@ def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
         )
     note = _note(folder)
     writers = None if note is None else note.writers
-    is_own = bool(writers) if there is None else there in (writers or ())
-    if (begun or there is not None) and not is_own:
+    if (begun or there is not None) and not _is_own(note, there):
         if writers is None and any(path.name != LOCK for path in folder.iterdir()):
             raise OutputError(
                 f"{folder} is where {remote.address} is worked on, but holds something else; move it away"
@@ -357,6 +358,12 @@ def _note(folder: Path) -> _Note | None:
         return _Note(str(body["address"]), tuple(map(str, body["writers"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(f"{mark}: damaged: {error}") from error
+
+
+def _is_own(note: _Note | None, there: str | None) -> bool:
+    """Check if a folder with a note has all work of the copy that a writer had last; None: of a copy without a mark."""
+    writers = () if note is None else note.writers
+    return bool(writers) if there is None else there in writers
 
 
 def _write_note(folder: Path, address: str, *writers: str) -> None:

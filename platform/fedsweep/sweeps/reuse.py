@@ -24,6 +24,7 @@ from fedsweep.runs.checkpoints.checkpoint import newest_config_hash
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import TAKEN_OVER, TRACKING, atomic_write, read_note
 from fedsweep.runs.find import find_runs
+from fedsweep.runs.mirror import MARK
 from fedsweep.runs.run_folder import BY_SCHEDULER, CONFIG, RunFolder
 from fedsweep.runs.source_log import ALLOW, changed_since
 from fedsweep.runs.sources import Sources, misfit
@@ -290,8 +291,9 @@ def go_on_from(run: Path, target: Path, *, rounds: int, allow_changed_code: bool
 
 
 def _left_out(folder: str, names: list[str]) -> list[str]:
-    """Return its ids in MLflow, which are not the new run's, and links: a foreign folder's may lead anywhere."""
-    return [name for name in names if name in (TRACKING, TAKEN_OVER) or os.path.islink(os.path.join(folder, name))]
+    """Return what is not the new run's: its ids in MLflow, its address, and links, which may lead anywhere."""
+    own = (TRACKING, TAKEN_OVER, MARK)
+    return [name for name in names if name in own or os.path.islink(os.path.join(folder, name))]
 
 
 def _linked(source: str, target: str) -> None:

@@ -42,6 +42,7 @@ from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.registry import MODELS
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.streams import stream
+from fedsweep.tasks.kinds import Classification
 from fedsweep.testing import (
     build_model,
     local_engine,
@@ -657,6 +658,23 @@ def test_a_fallback_says_why_and_changes_no_bit(what: str) -> None:
     assert torch.equal(alone.vector, together.vector)
     assert len(notes) == 1 and said in notes[0] and notes[0].endswith("clients are stepped one by one")
     assert lanes_refused(work) == tuple(notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoothed(Classification):
+    """Has a loss of its own, and says nothing of padding."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+def test_a_task_with_a_loss_of_its_own_is_named() -> None:
+    work = experiment(fedavg())
+    data = work.world.data
+    data = replace(data, task=Smoothed(num_classes=data.num_classes))
+    work = replace(work, world=replace(work.world, data=data))
+    (note,) = lanes_refused(in_lanes(work))
+    assert "the task Smoothed would take in what fills up smaller batches" in note
 
 
 def test_lanes_that_do_not_fit_into_memory_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:

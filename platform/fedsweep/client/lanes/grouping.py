@@ -176,10 +176,10 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     if any(getattr(layer, "scale_grad_by_freq", False) for layer in module.modules()):
         return f"an embedding (scale_grad_by_freq) would count what fills up smaller batches ({whole})"
     reading = [term.name for term in side.terms if term.has_own("loss")]
-    if reading or not (_skips_padding(side.objective) and _skips_padding(side.task)):
-        reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
-        return f"the {reader} would take in what fills up smaller batches ({whole})"
-    return None
+    readers = [f"term {name}" for name in reading]
+    readers += [] if _skips_padding(side.objective) else [f"objective {type(side.objective).__name__}"]
+    readers += [] if _skips_padding(side.task) else [f"task {type(side.task).__name__}"]
+    return f"the {readers[0]} would take in what fills up smaller batches ({whole})" if readers else None
 
 
 def _skips_padding(component: Objective | Task) -> bool:
