@@ -9,9 +9,6 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.parameters.ranges import Count, NotNegative, Positive, check_value
@@ -117,31 +114,6 @@ class Graph(Topology):
         Source: Xiao, Boyd (2004), Metropolis-Hastings weights.
         """
         return 1 / (1 + max(len(self.sources[client]), len(self.sources[source])))
-
-    @cached_property
-    def matrix(self) -> np.ndarray:
-        """The mixing matrix [N, N], float64: row i has the weights with which client i mixes all clients' models."""
-        number = len(self.sources)
-        matrix_NN = np.zeros((number, number))
-        for client, sources in enumerate(self.sources):
-            for source in sources:
-                matrix_NN[client, source] = self.weight(client, source)
-            matrix_NN[client, client] = 1 - matrix_NN[client].sum()
-        return matrix_NN
-
-    @cached_property
-    def second_eigenvalue(self) -> float:
-        """The mixing matrix' second greatest absolute eigenvalue, 0..1.
-
-        The clients' distance from their mean shrinks by it with each exchange, in the long run.
-        """
-        sizes = np.sort(np.abs(np.linalg.eigvals(self.matrix)))[::-1]
-        return float(sizes[1]) if len(sizes) > 1 else 0.0
-
-    @property
-    def num_links(self) -> int:
-        """Directed links: as many models travel where everybody takes part."""
-        return sum(map(len, self.sources))
 
 
 def _link(bits_per_s: float | None, latency_s: float) -> Link | None:
