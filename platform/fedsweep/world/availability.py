@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -112,21 +112,38 @@ class AlwaysAvailable(Availability):
         return np.ones(len(capabilities))
 
 
+_PROFILES: Mapping[str, Mapping[str, Decay | Performance | bool]] = {
+    "default": {"decay": "linear", "perf": "shifted", "normalise": False},
+    "paper": {"decay": "linear", "perf": "mean", "normalise": False},
+    "program": {"decay": "per_round", "perf": "shifted", "normalise": True},
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CapabilityAvailability(Availability):
-    """P_i(R) = min(ceiling, max(floor, base x c_i x perf_i(R) x decay(R))).
+    """A client is there with a chance that follows its capability, its accuracy and the round (FedStg).
 
-    The fields are the parameters of :func:`capability`; 0 <= floor <= ceiling <= 1.
+    P_i(R) = min(ceiling, max(floor, base x c_i x perf_i(R) x decay(R))).
+
+    decay(R) is 1 - R / (2 T) (linear), 2^(-R / T) (exponential, 0.5 at the end as well) or 1 - R / 100 (per_round),
+    never below 0.5. m is the mean accuracy of the client's last up to 3 local epochs; before its first training perf_i
+    is 1. With perf none, presence does not depend on training, and every method at a seed meets the same.
 
     Attributes:
-        decay: ``linear``: 1 - R / (2 T), 0.5 at the end; ``exponential``: 2^(-R / T), 0.5 at the end as well;
-            ``per_round``: 1 - R / 100, 0.5 from round 50 on. Never below 0.5.
-        perf: ``shifted``: min(1.5, 0.7 + m); ``mean``: m itself; m is the mean accuracy of the client's last up to 3
-            local epochs. Before its first training perf_i is 1. ``none``: always 1, so that presence does not depend
-            on training and every method at a seed meets the same.
+        num_rounds: Rounds that the run is planned for.
+        profile: ``default``: linear, shifted, not normalised; ``paper``, as printed: linear, mean, not normalised;
+            ``program``, the authors': per_round, shifted, normalised.
+        base: p0, 0..1.
+        floor: Smallest probability.
+        ceiling: Largest probability.
+        decay: From 1 to 0.5 over the run (linear, exponential), or by 0.01 a round; null: the profile's.
+        perf: How a client's accuracy m raises its chance: shifted is min(1.5, 0.7 + m), mean is m, none is 1; null: the
+            profile's.
+        normalise: Divide capabilities by their mean over all clients; null: the profile's.
+        adaptive: false: the chance is base for all (ablation).
 
     Raises:
-        ConfigError: A value is outside its range.
+        ConfigError: A value is outside its range, or floor above ceiling.
 
     Source: FedStg, participation model and ablation "no adaptive participation".
     Reading: the default takes ``shifted``, because with the plain mean the floor nearly always wins and the reported
@@ -135,12 +152,13 @@ class CapabilityAvailability(Availability):
     """
 
     num_rounds: int
+    profile: Literal["default", "paper", "program"] = field(default="default", compare=False)
     base: Share = 0.8
     floor: Share = 0.3
     ceiling: Share = 0.95
-    decay: Decay = "linear"
-    perf: Performance = "shifted"
-    normalise: bool = False
+    decay: Decay | None = None
+    perf: Performance | None = None
+    normalise: bool | None = None
     adaptive: bool = True
 
     def __post_init__(self) -> None:
@@ -149,6 +167,9 @@ class CapabilityAvailability(Availability):
             raise ConfigError(
                 f"`floor <= ceiling` must hold, but got floor={self.floor}, ceiling={self.ceiling}; swap them"
             )
+        for name, value in _PROFILES[self.profile].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
     def probability(
         self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
@@ -162,7 +183,7 @@ class CapabilityAvailability(Availability):
 
     @property
     def compares_clients(self) -> bool:
-        return self.normalise
+        return bool(self.normalise)
 
     def decay_factor(self, round: int) -> float:
         """Return decay(R), in [0.5, 1]."""
@@ -208,51 +229,6 @@ class ReplayAvailability(Availability):
         return place < len(there) and there[place] == client
 
 
-def capability(
-    *,
-    num_rounds: int,
-    profile: Literal["default", "paper", "program"] = "default",
-    base: Share = 0.8,
-    floor: Share = 0.3,
-    ceiling: Share = 0.95,
-    decay: Decay | None = None,
-    perf: Performance | None = None,
-    normalise: bool | None = None,
-    adaptive: bool = True,
-) -> Availability:
-    """A client is there with a chance that follows its capability, its accuracy and the round (FedStg).
-
-    Args:
-        num_rounds: Rounds that the run is planned for.
-        profile: ``default``: linear, shifted, not normalised; ``paper``, as printed: linear, mean, not normalised;
-            ``program``, the authors': per_round, shifted, normalised.
-        base: p0, 0..1.
-        floor: Smallest probability.
-        ceiling: Largest probability.
-        decay: From 1 to 0.5 over the run (linear, exponential), or by 0.01 a round; null: the profile's.
-        perf: How a client's accuracy m raises its chance: shifted is min(1.5, 0.7 + m), mean is m, none is 1; null: the
-            profile's.
-        normalise: Divide capabilities by their mean over all clients; null: the profile's.
-        adaptive: false: the chance is base for all (ablation).
-    """
-    profiles: dict[str, tuple[Decay, Performance, bool]] = {
-        "default": ("linear", "shifted", False),
-        "paper": ("linear", "mean", False),
-        "program": ("per_round", "shifted", True),
-    }
-    own_decay, own_perf, own_normalise = profiles[profile]
-    return CapabilityAvailability(
-        num_rounds=num_rounds,
-        base=base,
-        floor=floor,
-        ceiling=ceiling,
-        decay=own_decay if decay is None else decay,
-        perf=own_perf if perf is None else perf,
-        normalise=own_normalise if normalise is None else normalise,
-        adaptive=adaptive,
-    )
-
-
 def replay(*, file: str, num_rounds: int, num_clients: int) -> Availability:
     """The presence of a recorded run.
 
@@ -267,7 +243,7 @@ def replay(*, file: str, num_rounds: int, num_clients: int) -> Availability:
 
 AVAILABILITIES: Mapping[str, Callable[..., Availability]] = {
     "always": AlwaysAvailable,
-    "capability": capability,
+    "capability": CapabilityAvailability,
     "replay": replay,
 }
 
