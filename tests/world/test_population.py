@@ -29,7 +29,7 @@ from fedsweep.world.drift import CosineRotation
 from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.partitions.drawn import DrawnClients
-from fedsweep.world.population import Built, DrawnPresence, Split
+from fedsweep.world.population import Drawn, DrawnPresence, Split
 
 MANY = 10**9
 LABELS = np.repeat(np.arange(4), [10, 20, 30, 40])
@@ -105,7 +105,7 @@ def test_one_clients_presence_is_what_all_clients_presence_says() -> None:
 
 
 def test_what_is_made_travels_without_what_it_has_made() -> None:
-    squares = Built(length=9, build=abs)
+    squares = Drawn(length=9, build=abs)
     assert squares[3] == 3 and squares[-1] == 8 and squares[2:4] == [2, 3]
     assert pickle.loads(pickle.dumps(squares))[4] == 4
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedsweep.experiment.experiment import World
 from fedsweep.streams import stream
 from fedsweep.world.availability import capability_of
-from fedsweep.world.population import Built, DrawnPresence
+from fedsweep.world.population import Drawn, DrawnPresence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class LazyClients:
     @property
     def samples(self) -> Sequence[int]:
         """Each client's number of samples of the round's classes."""
-        return Built(length=len(self.world.profiles), build=self._num_samples)
+        return Drawn(length=len(self.world.profiles), build=self._num_samples)
 
     @property
     def available(self) -> Sequence[int]:

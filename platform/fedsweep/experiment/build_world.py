@@ -23,7 +23,7 @@ from fedsweep.world.data.subset import subset
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import test_owners
 from fedsweep.world.partitions.base import check_parts
-from fedsweep.world.population import Built, Drawn, Split
+from fedsweep.world.population import Drawn, Split
 from fedsweep.world.stragglers import WaitForAll
 from fedsweep.world.topology import Star
 from fedsweep.world.transforms import Transform, check_transform
@@ -321,7 +321,7 @@ def _split(
         writers=None if dataset.writers is None else dataset.writers[rest],
     )
     if partition.draws_clients:
-        return Built(length=scenario.clients, build=lambda k: rest[parts[k]])
+        return Drawn(length=scenario.clients, build=lambda k: rest[parts[k]])
     try:
         check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
     except InvariantError as error:

@@ -14,7 +14,7 @@ from fedsweep.world.availability import Availability, capabilities, capability_o
 from fedsweep.world.devices import DeviceFleet, DeviceProfile
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
-from fedsweep.world.population import Built, Drawn, Split
+from fedsweep.world.population import Drawn, Split
 
 if TYPE_CHECKING:  # reading a configuration takes more than torch and numpy
     from fedsweep.config.schema import Config
@@ -97,7 +97,7 @@ def client_profiles(
                 capability=capability_of(client),
             )
 
-        return Built(length=len(indices), build=profile)
+        return Drawn(length=len(indices), build=profile)
     return ClientColumns(
         num_samples=indices.sizes if isinstance(indices, Split) else np.array([len(part) for part in indices]),
         label_counts_NC=label_counts(strata, indices, num_strata),

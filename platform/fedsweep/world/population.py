@@ -5,8 +5,7 @@ Such a population costs what is asked of it: a cohort, not the number of clients
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, overload
@@ -21,18 +20,17 @@ _KEPT = 4096
 _FEWEST_CANDIDATES = 32
 
 
-class Drawn(Sequence[_Item], ABC):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn(Sequence[_Item]):
     """A sequence whose items are made when they are asked for.
 
     Attributes:
         length: Its length.
+        build: Makes the item at a place, 0 .. length - 1; the same each time.
     """
 
     length: int
-
-    @abstractmethod
-    def make(self, place: int) -> _Item:
-        """Make the item at a place, 0 .. length - 1; the same each time."""
+    build: Callable[[int], _Item]
 
     def __len__(self) -> int:
         return self.length
@@ -50,31 +48,12 @@ class Drawn(Sequence[_Item], ABC):
         if not 0 <= whole < self.length:
             raise IndexError(f"place {place} of {self.length}")
         if "_made" not in self.__dict__:
-            object.__setattr__(self, "_made", lru_cache(_KEPT)(self.make))
+            object.__setattr__(self, "_made", lru_cache(_KEPT)(self.build))
         item: _Item = self.__dict__["_made"](whole)
         return item
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_made"}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Built(Drawn[_Item]):
-    """The same by a function.
-
-    Attributes:
-        length: Its length.
-        build: Makes the item at a place.
-    """
-
-    length: int
-    build: Callable[[int], _Item]
-
-    def make(self, place: int) -> _Item:
-        return self.build(place)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

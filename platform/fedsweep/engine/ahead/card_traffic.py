@@ -23,7 +23,7 @@ from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientProfile
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 from fedsweep.trees import sample_values
-from fedsweep.world.population import Built
+from fedsweep.world.population import Drawn
 
 Formula = Literal["up", "down", "setup_up", "setup_down"]
 
@@ -174,7 +174,7 @@ def _sizes(experiment: Experiment) -> Sequence[int]:
     """Return all clients' samples; those of a drawn population have equally many, and are not listed."""
     profiles = sized(experiment)
     if experiment.world.is_drawn:
-        return Built(length=len(experiment.world.profiles), build=lambda _: profiles[0].num_samples)
+        return Drawn(length=len(experiment.world.profiles), build=lambda _: profiles[0].num_samples)
     return tuple(profile.num_samples for profile in profiles)
 
 

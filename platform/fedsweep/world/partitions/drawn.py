@@ -12,7 +12,7 @@ from fedsweep.parameters.ranges import Count, Positive
 from fedsweep.streams import Stream
 from fedsweep.world.partitions.base import Partition
 from fedsweep.world.partitions.draws import SMALLEST_CONCENTRATION, Floats, Indices, log_dirichlet
-from fedsweep.world.population import Built, Drawn
+from fedsweep.world.population import Drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class DrawnClients(Partition):
             places = starts_C[classes] + (generator.random(self.samples) * counts_C[classes]).astype(np.int64)
             return np.sort(order[places])
 
-        return Built(length=num_clients, build=of_client)
+        return Drawn(length=num_clients, build=of_client)
 
     def _shares(self, shares_C: Floats, generator: np.random.Generator) -> Floats:
         """Draw a client's class shares [C]."""
