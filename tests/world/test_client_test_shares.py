@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedsweep.streams import stream
-from fedsweep.world.label_stats import shares_of as shares_by_owner
 from fedsweep.world.label_stats import test_owners as owners_of
 from fedsweep.world.label_stats import test_shares as shares_of
+from fedsweep.world.partitions.draws import parts_by_owner
 
 LABELS = np.repeat(np.arange(4), (40, 20, 7, 5))
 COUNTS_NC = np.array([[30, 0, 1, 0], [10, 10, 1, 0], [0, 30, 1, 0]])
@@ -35,7 +35,7 @@ def test_whose_shares_are_rounded_up_is_drawn_class_by_class() -> None:
 
 
 def test_a_client_has_the_samples_that_are_its_own() -> None:
-    assert [own.tolist() for own in shares_by_owner(np.array([2, -1, 0, 2]), 4)] == [[2], [], [0, 3], []]
+    assert [own.tolist() for own in parts_by_owner(np.array([2, -1, 0, 2]), 4)] == [[2], [], [0, 3], []]
 
 
 def test_the_seed_decides() -> None:

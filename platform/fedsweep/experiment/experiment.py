@@ -28,7 +28,8 @@ from fedsweep.trees import FlatLayout, copied, layout_of, model_vector, targets_
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift, round_classes
-from fedsweep.world.label_stats import shares_of, test_shares
+from fedsweep.world.label_stats import test_shares
+from fedsweep.world.partitions.draws import parts_by_owner
 from fedsweep.world.population import Drawn
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
 from fedsweep.world.topology import Star, Topology
@@ -283,7 +284,7 @@ class Experiment:
     def test_shares(self) -> tuple[np.ndarray, ...]:
         """Each client's part of the test set, as indices into it: its own samples, or see :func:`test_shares`."""
         if (owners := self.world.test_owners) is not None:
-            return shares_of(owners, len(self.world.profiles))
+            return tuple(parts_by_owner(owners, len(self.world.profiles)))
         return test_shares(self.world.test_labels, self.label_counts_NC, stream(self.seed, "test shares"))
 
     @cached_property

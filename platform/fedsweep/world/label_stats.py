@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedsweep.errors import InvariantError
 from fedsweep.streams import Stream
+from fedsweep.world.partitions.draws import parts_by_owner
 from fedsweep.world.population import Split
 
 
@@ -110,13 +111,7 @@ def test_shares(test_labels: np.ndarray, label_counts_NC: np.ndarray, draws: Str
             continue
         ends = (2 * cumulative * len(members) + cumulative[-1]) // (2 * cumulative[-1])  # in whole numbers, halves up
         owners[members] = np.repeat(order, np.diff(ends, prepend=0))
-    return shares_of(owners, num_clients)
-
-
-def shares_of(owners: NDArray[np.int64], num_clients: int) -> tuple[NDArray[np.int64], ...]:
-    """Return each client's test samples, ascending, from each one's owner [T]; -1: nobody."""
-    order = np.argsort(owners, kind="stable")
-    return tuple(np.split(order, np.searchsorted(owners[order], np.arange(num_clients)))[1:])
+    return tuple(parts_by_owner(owners, num_clients))
 
 
 def test_owners(

@@ -87,9 +87,9 @@ def owners_by_counts(labels: Indices, counts: Indices, rng: np.random.Generator 
 
 
 def parts_by_owner(owners: Indices, num_clients: int) -> list[Indices]:
-    """Return each client's sample indices, ascending, from each sample's client ``[S]``."""
-    ends = np.cumsum(np.bincount(owners, minlength=num_clients))
-    return np.split(np.argsort(owners, kind="stable"), ends[:-1])
+    """Return each client's sample indices, ascending, from each sample's client ``[S]``; -1: nobody's."""
+    order = np.argsort(owners, kind="stable")
+    return np.split(order, np.searchsorted(owners[order], np.arange(num_clients)))[1:]
 
 
 def repaired(counts: Indices, min_samples: int) -> Indices:
