@@ -35,13 +35,7 @@ class Partition(Checked, ABC):
 
     @abstractmethod
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> Sequence[Indices]:
         """Return each client's sample indices.
 

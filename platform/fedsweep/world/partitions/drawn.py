@@ -34,13 +34,7 @@ class DrawnClients(Partition):
     dirichlet_alpha: Positive | None = None
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> Drawn[Indices]:
         """Return each client's sample indices, made when they are asked for; see :class:`Partition`.
 

@@ -34,13 +34,7 @@ class FlowerDatasets(Partition):
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> list[Indices]:
         check_enough(len(labels), num_clients, min_samples=1)
         try:

@@ -35,13 +35,7 @@ class IID(Partition):
     source: ClassVar[str] = "McMahan et al. 2017"
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> list[Indices]:
         check_enough(len(labels), num_clients, min_samples=1)
         owners = np.empty(len(labels), np.int64)
@@ -69,13 +63,7 @@ class Classes(Partition):
     classes_per_client: Count = 2
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> list[Indices]:
         check_enough(len(labels), num_clients, min_samples=1)
         if self.classes_per_client > num_classes:
@@ -130,13 +118,7 @@ class Dirichlet(Partition):
     repair: bool = False
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> list[Indices]:
         check_enough(len(labels), num_clients, min_samples=self.min_samples)
         rng = stream.numpy()
@@ -193,13 +175,7 @@ class Quantity(Dirichlet):
     source: ClassVar[str] = "Li et al. 2022 (NIID-Bench), quantity skew"
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> list[Indices]:
         # To the draw all samples are of one class.
         return super().split(np.zeros_like(labels), num_clients, stream, num_classes=1)
@@ -221,13 +197,7 @@ class BalancedDirichlet(Partition):
     dirichlet_alpha: Positive
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> list[Indices]:
         check_enough(len(labels), num_clients, min_samples=1)
         class_sizes = np.bincount(labels, minlength=num_classes)
@@ -257,13 +227,7 @@ class Writer(Partition):
     source: ClassVar[str] = "Caldas et al. 2018 (LEAF)"
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> list[Indices]:
         if writers is None:
             raise DataError("partition 'writer' needs a data set that names each sample's writer, such as femnist")

@@ -51,13 +51,7 @@ class Mixture(Partition):
                 )
 
     def split(
-        self,
-        labels: Indices,
-        num_clients: int,
-        stream: Stream,
-        *,
-        num_classes: int,
-        writers: Indices | None = None,
+        self, labels: Indices, num_clients: int, stream: Stream, *, num_classes: int, writers: Indices | None = None
     ) -> list[Indices]:
         shares = np.array([part["share"] for part in self.of], dtype=np.float64)
         order = stream.child("piles").numpy().permutation(len(labels))
