@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+from fedsweep.parameters.ranges import Count, NotNegative
+
 Text = Annotated[str, Field(min_length=1)]
 Auto = Literal["auto"]
 
@@ -94,7 +93,7 @@ def _check_gpu_share(share: float) -> float:
     )
 
 
-GpuShare = Annotated[float, Field(ge=0), AfterValidator(_check_gpu_share)]
+GpuShare = Annotated[NotNegative, AfterValidator(_check_gpu_share)]
 
 
 class MetricEntry(Section):

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from fedsweep.config.base import Auto, Count, GpuShare, NonNegative, Positive, Section, Text
+from fedsweep.config.base import Auto, GpuShare, Section, Text
+from fedsweep.parameters.ranges import Count, NotNegative, Positive
 
 
 class Runtime(Section):
@@ -44,7 +45,7 @@ class Runtime(Section):
     gpus_per_client: GpuShare = Field(
         default=0.0, description="Share of a GPU that each client actor is pinned to: 1/k, or a whole number."
     )
-    cpus_per_server: NonNegative = Field(default=0.0, description="CPUs that the server reserves.")
+    cpus_per_server: NotNegative = Field(default=0.0, description="CPUs that the server reserves.")
     gpus_per_server: GpuShare = Field(default=0.0, description="Share of a GPU that the server reserves.")
     address: Text | None = Field(
         default=None, description='An existing Ray cluster ("auto", "host:6379"); null: start one here, end it after.'

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fedsweep.config.base import Component, Count, KindComponent, MetricEntry, Section, Text, is_empty
+from fedsweep.config.base import Component, KindComponent, MetricEntry, Section, Text, is_empty
+from fedsweep.parameters.ranges import BelowOne, Count, PositiveShare
 
 
 class ProxyData(Section):
@@ -35,7 +36,7 @@ class ProxyData(Section):
 class ServerData(Section):
     """The server's part of the training set, taken before the rest is split."""
 
-    validation: float = Field(default=0.0, ge=0, lt=1, description="Share of the training set kept for validation.")
+    validation: BelowOne = Field(default=0.0, description="Share of the training set kept for validation.")
     proxy: ProxyData | None = Field(
         default=None, description="Proxy data: {per_class: N, labelled: true or false} or {dataset: NAME, samples: N}."
     )
@@ -44,7 +45,7 @@ class ServerData(Section):
 class Subset(Section):
     """A part of the data set, in place of all of it."""
 
-    share: float | None = Field(default=None, gt=0, le=1, description="Share of the training and the test samples.")
+    share: PositiveShare | None = Field(default=None, description="Share of the training and the test samples.")
     train: Count | None = Field(default=None, description="Training samples.")
     test: Count | None = Field(default=None, description="Test samples.")
     groups: Count | None = Field(

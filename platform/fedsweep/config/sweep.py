@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, Strict, field_validator, model_validator
 
-from fedsweep.config.base import Auto, Count, Positive, Section, Text, WholeNumber
+from fedsweep.config.base import Auto, Section, Text, WholeNumber
+from fedsweep.parameters.ranges import Count, Positive
 
 SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint", "rungs")
 

@@ -15,17 +15,15 @@ from pydantic import (
 
 from fedsweep.config.base import (
     Auto,
-    Count,
     CountOrRange,
     KindComponent,
     MetricEntry,
-    NonNegative,
-    Positive,
     Section,
     Text,
     WholeNumber,
     is_empty,
 )
+from fedsweep.parameters.ranges import BelowOne, Count, NotNegative, Positive, PositiveShare
 
 
 class OptimizerGroup(Section):
@@ -34,8 +32,8 @@ class OptimizerGroup(Section):
     match: Text = Field(
         description="A parameter's name, a layer's path, or the end of either: classifier, bias, blocks.*.norm."
     )
-    rate: NonNegative = Field(default=1.0, description="Multiple of the learning rate; 0: they stay as they are.")
-    weight_decay: NonNegative | None = Field(default=None, description="In place of the optimiser's; null: that one.")
+    rate: NotNegative = Field(default=1.0, description="Multiple of the learning rate; 0: they stay as they are.")
+    weight_decay: NotNegative | None = Field(default=None, description="In place of the optimiser's; null: that one.")
 
 
 Groups = Annotated[
@@ -53,9 +51,9 @@ class Sgd(Section):
 
     name: Literal["sgd"] = "sgd"
     lr: Positive = Field(default=0.05, description="Learning rate before any schedule.")
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="Share of the last step's direction that is kept.")
+    momentum: BelowOne = Field(default=0.0, description="Share of the last step's direction that is kept.")
     nesterov: bool = Field(default=False, description="Nesterov's form of momentum.")
-    weight_decay: NonNegative = Field(default=0.0, description="Multiple of the parameters added to the gradient.")
+    weight_decay: NotNegative = Field(default=0.0, description="Multiple of the parameters added to the gradient.")
     groups: Groups = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -70,10 +68,10 @@ class Adam(Section):
 
     name: Literal["adam"] = "adam"
     lr: Positive = Field(default=1e-3, description="Learning rate before any schedule.")
-    mean_decay: float = Field(default=0.9, ge=0, lt=1, description="Decay of the gradients' mean (beta 1).")
-    square_decay: float = Field(default=0.999, ge=0, lt=1, description="Decay of their squares' mean (beta 2).")
+    mean_decay: BelowOne = Field(default=0.9, description="Decay of the gradients' mean (beta 1).")
+    square_decay: BelowOne = Field(default=0.999, description="Decay of their squares' mean (beta 2).")
     epsilon: Positive = Field(default=1e-8, description="Added to the denominator.")
-    weight_decay: NonNegative = Field(default=0.0, description="Multiple of the parameters added to the gradient.")
+    weight_decay: NotNegative = Field(default=0.0, description="Multiple of the parameters added to the gradient.")
     groups: Groups = Field(default_factory=list)
 
 
@@ -114,8 +112,8 @@ class Stop(Section):
         description="{metric: rmse, value: 0.6}: ends after the round whose test reaches it, whichever way is better.",
     )
 
-    target_accuracy: float | None = Field(
-        default=None, gt=0, le=1, description="Ends after the round whose test accuracy reaches it."
+    target_accuracy: PositiveShare | None = Field(
+        default=None, description="Ends after the round whose test accuracy reaches it."
     )
     total_bytes: WholeNumber | None = Field(
         default=None,
@@ -131,8 +129,8 @@ class Training(Section):
     """Local training, and its length in rounds."""
 
     rounds: Count = Field(default=20, description="Number of rounds.")
-    cohort_fraction: float | None = Field(
-        default=0.5, gt=0, le=1, description="Share of all clients in a round, capped by who is there."
+    cohort_fraction: PositiveShare | None = Field(
+        default=0.5, description="Share of all clients in a round, capped by who is there."
     )
     cohort_size: Count | None = Field(default=None, description="Clients in a round, in place of cohort_fraction.")
     local_epochs: CountOrRange | None = Field(
@@ -196,9 +194,6 @@ EXCLUSIVE_KEYS = (("cohort_fraction", "cohort_size"), ("local_epochs", "local_st
 NO_NUMBER = (None, "auto")
 
 
-Accuracy = Annotated[float, Field(gt=0, le=1)]
-
-
 def _as_metric(entry: Any) -> Any:
     return {"name": entry} if isinstance(entry, str) else entry
 
@@ -217,7 +212,7 @@ class EvaluationSection(Section):
         " tell them apart, on the classes that it holds, from the same pass: columns of rounds.parquet, and"
         " client_accuracy.parquet.",
     )
-    targets: list[Accuracy] = Field(
+    targets: list[PositiveShare] = Field(
         default_factory=list,
         description="Test accuracies; the round, virtual time, bytes and FLOPs that first reached each go to"
         " result.json and MLflow.",

@@ -23,10 +23,10 @@ import numpy as np
 from pydantic import Field
 
 from fedsweep.algorithms.dynamicfl import chooser, names, scores
-from fedsweep.config.base import Count
 from fedsweep.errors import ConfigError, ResourceError, unknown_name
 from fedsweep.experiment.build_world import build_world
 from fedsweep.papers.dynamicfl.choices import FIGURES_OF, Choices, draw_choices
+from fedsweep.parameters.ranges import Count
 from fedsweep.reproduce.cells import Cell, stand_in_of, standing_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
