@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import math
 import re
 import typing
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from fedsweep.config.explain import allowed, shown, words
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.parameters.ranges import may_be_infinite, range_text
-from fedsweep.parameters.signature import docs_of, signature_of
+from fedsweep.parameters.signature import docs_of, once, signature_of
 
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -143,18 +142,12 @@ def _checked(where: str, value: Any, parameter: inspect.Parameter, *, of: str) -
         raise ConfigError(f"{where} must be {_allowed(annotation)}, but got {shown(value)}{of}") from None
 
 
+@once
 def _adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
-    return _remembered_adapter(annotation) if isinstance(annotation, Hashable) else _adapter(annotation)
-
-
-def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
     try:
         return TypeAdapter(annotation)
     except (PydanticSchemaGenerationError, PydanticUserError):
         return None
-
-
-_remembered_adapter = functools.cache(_adapter)
 
 
 def _schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,12 +34,13 @@ Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
 PositiveOrInfinite = Annotated[float, Gt(0), INFINITE]
 
-_SIGNS = (
-    (Ge, ">=", "ge"),
-    (Gt, ">", "gt"),
-    (Le, "<=", "le"),
-    (Lt, "<", "lt"),
-    (MultipleOf, "a multiple of", "multiple_of"),
+# The kinds of bounds, their words, the field that has the bound, and what must be true of a value and it.
+_BOUNDS: tuple[tuple[type, str, str, Callable[[Any, Any], Any]], ...] = (
+    (Ge, ">=", "ge", operator.ge),
+    (Gt, ">", "gt", operator.gt),
+    (Le, "<=", "le", operator.le),
+    (Lt, "<", "lt", operator.lt),
+    (MultipleOf, "a multiple of", "multiple_of", lambda value, unit: value % unit == 0),
 )
 _NOUNS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
@@ -119,8 +121,9 @@ def in_words(annotation: Any) -> str:
 def range_text(annotation: Any) -> str:
     """Describe an ``Annotated``'s range alone: ``>= 0 and < 1``; empty where it has none."""
     rules = typing.get_args(annotation)[1:]
-    bounds = [(kind, sign, key) for kind, sign, key in _SIGNS if any(isinstance(rule, kind) for rule in rules)]
-    texts = (f"{sign} {getattr(_rule(rules, kind), key):g}" for kind, sign, key in bounds)
+    texts = (
+        f"{sign} {getattr(rule, key):g}" for kind, sign, key, _ in _BOUNDS for rule in rules if isinstance(rule, kind)
+    )
     return " and ".join(texts)
 
 
@@ -129,24 +132,9 @@ def may_be_infinite(annotation: Any) -> bool:
     return annotation == INFINITE or any(may_be_infinite(part) for part in typing.get_args(annotation))
 
 
-def _rule(rules: Iterable[Any], kind: type) -> Any:
-    return next(rule for rule in rules if isinstance(rule, kind))
-
-
 def _holds(rule: Any, value: Any) -> bool:
     """Return whether a value is on the right side of a bound; other annotations bound nothing."""
-    match rule:
-        case Ge():
-            return bool(value >= rule.ge)
-        case Gt():
-            return bool(value > rule.gt)
-        case Le():
-            return bool(value <= rule.le)
-        case Lt():
-            return bool(value < rule.lt)
-        case MultipleOf():
-            return bool(value % rule.multiple_of == 0)
-    return True
+    return all(holds(value, getattr(rule, key)) for kind, _, key, holds in _BOUNDS if isinstance(rule, kind))
 
 
 @functools.cache

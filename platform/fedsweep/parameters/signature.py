@@ -83,18 +83,18 @@ def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> di
     return {name: parameters[name] for name in signature_of(kind) if name in parameters}
 
 
-def _once(ask: _Builder) -> _Builder:
-    """Remember the answer for a builder (a table asks the same ones some hundred times), where it has a hash."""
+def once(ask: _Builder) -> _Builder:
+    """Remember the answer for a builder or annotation that has a hash; a table asks the same some hundred times."""
     remembered = functools.cache(ask)
 
     @functools.wraps(ask)
-    def answer(builder: Callable[..., Any]) -> Any:
-        return remembered(builder) if isinstance(builder, Hashable) else ask(builder)
+    def answer(item: Any) -> Any:
+        return remembered(item) if isinstance(item, Hashable) else ask(item)
 
     return typing.cast(_Builder, answer)
 
 
-@_once
+@once
 def signature_of(builder: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return a builder's parameters by name, in their order, with annotations as types.
 
