@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -50,18 +51,14 @@ class Planner(NamedComponent):
                 raise ValueError(f"{key} can't change from round to round; these can: {', '.join(_CHOSEN)}, method.*")
             if not values or any(value in values[:place] for place, value in enumerate(values)):
                 raise ValueError(f"{key} needs a list of values that differ, but got {values!r}")
-        if (number := len(cls._combined(choices))) > _MOST_OPTIONS:
+        if (number := prod(map(len, choices.values()))) > _MOST_OPTIONS:
             raise ValueError(f"{number} combinations, at most {_MOST_OPTIONS}: each is planned in each round")
         return choices
-
-    @staticmethod
-    def _combined(choices: dict[str, list[Any]]) -> list[dict[str, Any]]:
-        return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
     @property
     def options(self) -> list[dict[str, Any]]:
         """Return all combinations of the choices, by dotted key."""
-        return self._combined(self.choices)
+        return [dict(zip(self.choices, values, strict=True)) for values in product(*self.choices.values())]
 
 
 _MOST_OPTIONS = 64

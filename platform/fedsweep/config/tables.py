@@ -90,15 +90,13 @@ class Table:
         return resolve_reference(self.word, entry) if isinstance(entry, str) else entry
 
 
-def _codecs() -> Table:
-    return Table(
-        word="codec",
-        builders="fedsweep.components.compression.registry:CODECS",
-        gives="fedsweep.components.codec:Codec",
-        selector="name",
-        provided=("shapes",),
-    )
-
+_CODECS = Table(
+    word="codec",
+    builders="fedsweep.components.compression.registry:CODECS",
+    gives="fedsweep.components.codec:Codec",
+    selector="name",
+    provided=("shapes",),
+)
 
 TABLES: Mapping[str, Table] = {
     "scenario.task": Table(
@@ -179,8 +177,8 @@ TABLES: Mapping[str, Table] = {
         gives="fedsweep.method:FederatedMethod",
         selector="name",
     ),
-    "communication.up": _codecs(),
-    "communication.down": _codecs(),
+    "communication.up": _CODECS,
+    "communication.down": _CODECS,
     "planner": Table(
         word="planner",
         builders="fedsweep.components.spending:PLANNERS",
