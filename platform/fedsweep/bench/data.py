@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsweep.bench.setup import Request
 from fedsweep.streams import stream
 from fedsweep.world.data.datasets import Dataset, is_present, load_dataset
+from fedsweep.world.data.record import of_bytes
 
 # Channels, height and width; training samples.
 _SHAPES = {"cifar10": ((3, 32, 32), 50_000), "mnist": ((1, 28, 28), 60_000)}
@@ -25,19 +29,12 @@ def noise(name: str, *, samples: int | None = None) -> Dataset:
     shape, num_train = _SHAPES[name]
     generator = stream(0, "benchmark").numpy()
     sizes = {"train": samples or num_train, "test": _NUM_TEST}
-    parts = {part: generator.integers(0, 256, size=(size, *shape), dtype=np.uint8) for part, size in sizes.items()}
-    labels = {part: generator.integers(0, 10, size=size) for part, size in sizes.items()}
-    return Dataset.images(
-        name=name,
-        train_images=parts["train"],
-        train_labels=labels["train"],
-        test_images=parts["test"],
-        test_labels=labels["test"],
-        num_classes=10,
-        scale=255.0,
-        mean=(0.5,) * shape[0],
-        std=(0.25,) * shape[0],
-    )
+    arrays: dict[str, NDArray[Any]] = {}
+    for part, size in sizes.items():
+        arrays[f"{part}_images"] = generator.integers(0, 256, size=(size, *shape), dtype=np.uint8)
+    for part, size in sizes.items():
+        arrays[f"{part}_labels"] = generator.integers(0, 10, size=size)
+    return of_bytes(name, arrays, pixels=((0.5,) * shape[0], (0.25,) * shape[0]), classes=10)
 
 
 def noise_like_mnist(*, root: str, download: bool) -> Dataset:

@@ -22,7 +22,7 @@ from fedsweep.streams import Stream
 from fedsweep.world.data import folder_sets, generated, huggingface, leaf, torchvision_sets
 from fedsweep.world.data.files import default_root
 from fedsweep.world.data.huggingface_source import PREFIX
-from fedsweep.world.data.record import Dataset
+from fedsweep.world.data.record import Dataset, of_bytes
 
 __all__ = [
     "DATASETS",
@@ -64,7 +64,7 @@ class DatasetEntry:
         source: Who published it, and when.
         sizes: How large it is.
         load: Called with the data folder and ``download=``.
-        is_present: Whether its files seem to lie under a data folder; nothing is read.
+        is_present: Whether its files seem to lie under a data folder; nothing is read. By default they come along.
         task: What is learned of it, as ``scenario.task`` names it; None: its samples are classified.
     """
 
@@ -72,7 +72,7 @@ class DatasetEntry:
     source: str
     sizes: DatasetSizes
     load: Callable[..., Dataset]
-    is_present: Callable[[Path], bool]
+    is_present: Callable[[Path], bool] = lambda root: True
     task: str | None = None
 
 
@@ -128,22 +128,13 @@ def stand_in(name: str, *, image_size: int | None = None) -> Dataset:
     sizes = DATASETS[name].sizes
     channels, height, width = sizes.image_shape
     shape = (channels, image_size or height, image_size or width)
-    # Memory that nobody reads is never there.
-    parts = {
-        part: (np.zeros((count, *shape), np.uint8), np.arange(count) % sizes.num_classes)
-        for part, count in (("train", sizes.train), ("test", sizes.test))
-    }
-    return Dataset.images(
-        name=name,
-        train_images=parts["train"][0],
-        train_labels=parts["train"][1],
-        test_images=parts["test"][0],
-        test_labels=parts["test"][1],
-        num_classes=sizes.num_classes,
-        scale=255.0,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-    )
+    arrays: dict[str, NDArray[Any]] = {}
+    for part, count in (("train", sizes.train), ("test", sizes.test)):
+        # Memory that nobody reads is never there.
+        arrays[f"{part}_images"] = np.zeros((count, *shape), np.uint8)
+        arrays[f"{part}_labels"] = np.arange(count) % sizes.num_classes
+    pixels = (0.5,) * channels, (0.25,) * channels
+    return of_bytes(name, arrays, pixels=pixels, classes=sizes.num_classes)
 
 
 def _root_path(root: str | None) -> Path:
@@ -229,14 +220,12 @@ DATASETS: dict[str, DatasetEntry] = {
         source="UCI optical recognition of handwritten digits, Alpaydin and Kaynak 1998",
         sizes=DatasetSizes(train=1_437, test=360, image_shape=(1, 8, 8)),
         load=_load_digits,
-        is_present=lambda root: True,
     ),
     "lines": DatasetEntry(
         summary="lines of a small grammar by 40 speakers, 29 letters, 1280 + 320; generated",
         source="this package",
         sizes=DatasetSizes(train=1_280, test=320, image_shape=(32,), num_classes=29),
         load=generated.load_lines,
-        is_present=lambda root: True,
         task="next_token",
     ),
     "diabetes": DatasetEntry(
@@ -244,7 +233,6 @@ DATASETS: dict[str, DatasetEntry] = {
         source="Efron, Hastie, Johnstone and Tibshirani 2004",
         sizes=DatasetSizes(train=354, test=88, image_shape=(10,), num_classes=0),
         load=generated.load_diabetes,
-        is_present=lambda root: True,
         task="regression",
     ),
     "shapes": DatasetEntry(
@@ -252,7 +240,6 @@ DATASETS: dict[str, DatasetEntry] = {
         source="this package",
         sizes=DatasetSizes(train=800, test=200, image_shape=(1, 16, 16), num_classes=4),
         load=generated.load_shapes,
-        is_present=lambda root: True,
         task="segmentation",
     ),
     "multi_digits": DatasetEntry(
@@ -260,7 +247,6 @@ DATASETS: dict[str, DatasetEntry] = {
         source="UCI optical recognition of handwritten digits, Alpaydin and Kaynak 1998",
         sizes=DatasetSizes(train=2_000, test=500, image_shape=(1, 8, 16)),
         load=lambda root, *, download: generated.paired(_load_digits(root, download=download)),
-        is_present=lambda root: True,
         task="multi_label",
     ),
     "mnist": DatasetEntry(

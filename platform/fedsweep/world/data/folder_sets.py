@@ -50,7 +50,7 @@ def load_cinic10(root: Path, *, download: bool) -> Dataset:
     samples = {part: _class_folders(folder / part, class_names) for part in ("train", "test")}
     arrays = _decoded("cinic10", samples, side=32, extra_sources=())
     pixels = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)
-    return of_bytes("cinic10", arrays, pixels=pixels, class_names=class_names)
+    return of_bytes("cinic10", arrays, pixels=pixels, classes=class_names)
 
 
 def load_tiny_imagenet(root: Path, *, download: bool) -> Dataset:
@@ -76,7 +76,7 @@ def load_tiny_imagenet(root: Path, *, download: bool) -> Dataset:
     }
     arrays = _decoded("tiny_imagenet", samples, side=64, extra_sources=(annotations,))
     pixels = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-    return of_bytes("tiny_imagenet", arrays, pixels=pixels, class_names=_words(folder / "words.txt", class_ids))
+    return of_bytes("tiny_imagenet", arrays, pixels=pixels, classes=_words(folder / "words.txt", class_ids))
 
 
 def _first_folder(root: Path, places: Sequence[str], *, needs: Sequence[str]) -> Path | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.streams import Stream
-from fedsweep.world.data.record import Dataset, Samples
+from fedsweep.world.data.record import Dataset, Pixels, Samples
 
 _SPEAKERS, _LINES_EACH, _LENGTH = 40, 40, 32
 _LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
@@ -91,22 +91,14 @@ def load_shapes(root: Path, *, download: bool) -> Dataset:
     )
     masks = np.where(inside, kinds[:, None, None], 0)
     light = 90 + 90 * inside + generator.normal(0, 30, inside.shape)
-    pictures = Dataset.images(
+    pictures = light.clip(0, 255).astype(np.uint8)[:, None]
+    return Dataset(
         name="shapes",
-        train_images=light.clip(0, 255).astype(np.uint8)[:_SHAPES_TRAIN, None],
-        train_labels=kinds[:_SHAPES_TRAIN],
-        test_images=light.clip(0, 255).astype(np.uint8)[_SHAPES_TRAIN:, None],
-        test_labels=kinds[_SHAPES_TRAIN:],
+        train=Samples(inputs=pictures[:_SHAPES_TRAIN], targets=masks[:_SHAPES_TRAIN]),
+        test=Samples(inputs=pictures[_SHAPES_TRAIN:], targets=masks[_SHAPES_TRAIN:]),
         num_classes=4,
-        scale=255.0,
-        mean=(0.4,),
-        std=(0.2,),
         class_names=("background", "square", "disc", "cross"),
-    )
-    return replace(
-        pictures,
-        train=replace(pictures.train, targets=masks[:_SHAPES_TRAIN]),
-        test=replace(pictures.test, targets=masks[_SHAPES_TRAIN:]),
+        pixels=Pixels(scale=255.0, mean=(0.4,), std=(0.2,)),
     )
 
 

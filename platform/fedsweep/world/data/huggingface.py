@@ -23,7 +23,7 @@ from fedsweep.errors import ConfigError, DataError, FedsweepError, ResourceError
 from fedsweep.world.data import huggingface_tables as tables
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
 from fedsweep.world.data.huggingface_source import PREFIX, Source, is_folder, numbered, open_splits, read_options
-from fedsweep.world.data.record import Dataset
+from fedsweep.world.data.record import Dataset, of_bytes
 
 if TYPE_CHECKING:
     import datasets
@@ -91,19 +91,13 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
         decode=lambda: _decoded(source, used, image_size=image_size),
     )
     values = arrays["train_images"] / np.float32(255)
+    mean = tuple(float(mean) for mean in values.mean(axis=(0, 2, 3), dtype=np.float64))
+    # A channel of one value has no deviation, and images are divided by it.
+    std = tuple(float(max(std, 1e-6)) for std in values.std(axis=(0, 2, 3), dtype=np.float64))
     names = arrays.pop("class_names").tolist()
-    return Dataset.images(
-        name=source.name,
-        **{key: values for key, values in arrays.items() if not key.endswith("writers")},
-        num_classes=len(names),
-        scale=255.0,
-        mean=tuple(float(mean) for mean in values.mean(axis=(0, 2, 3), dtype=np.float64)),
-        # A channel of one value has no deviation, and images are divided by it.
-        std=tuple(float(max(std, 1e-6)) for std in values.std(axis=(0, 2, 3), dtype=np.float64)),
-        writers=arrays.get("train_writers"),
-        test_writers=arrays.get("test_writers"),
-        class_names=tuple(names),
-    )
+    if "train_writers" in arrays:
+        arrays["writers"] = arrays.pop("train_writers")
+    return of_bytes(source.name, arrays, pixels=(mean, std), classes=names)
 
 
 def _decoded(source: Source, used: list[datasets.Dataset], *, image_size: int | None) -> Arrays:

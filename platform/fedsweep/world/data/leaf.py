@@ -86,7 +86,7 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
     _warn_of_gaps(folder, parts)
     arrays = cached_arrays("femnist-with-writers", sources=sources, decode=lambda: _decode(folder, parts))
     class_names = [*string.digits, *string.ascii_uppercase, *string.ascii_lowercase]
-    return of_bytes("femnist", arrays, pixels=((0.9614,), (0.1634,)), class_names=class_names)
+    return of_bytes("femnist", arrays, pixels=((0.9614,), (0.1634,)), classes=class_names)
 
 
 def load_shakespeare(root: Path, *, download: bool) -> Dataset:

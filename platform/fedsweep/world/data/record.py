@@ -383,18 +383,16 @@ def of_bytes(
     arrays: Mapping[str, Array],
     *,
     pixels: tuple[tuple[float, ...], tuple[float, ...]],
-    class_names: Sequence[str],
+    classes: Sequence[str] | int,
 ) -> Dataset:
-    """Return a data set of pixels 0..255 whose classes are named.
+    """Return a data set of pixels 0..255.
 
     Args:
         name: What it is called in tables.
         arrays: The images and labels, perhaps their writers, by their names in :meth:`Dataset.images`.
         pixels: Mean and standard deviation per channel, of the pixels divided by 255.
-        class_names: One per class.
+        classes: Their names, or how many there are.
     """
     mean, std = pixels
-    names = tuple(class_names)
-    return Dataset.images(
-        name=name, **arrays, num_classes=len(names), scale=255.0, mean=mean, std=std, class_names=names
-    )
+    names, number = ((), classes) if isinstance(classes, int) else (tuple(classes), len(classes))
+    return Dataset.images(name=name, **arrays, num_classes=number, scale=255.0, mean=mean, std=std, class_names=names)

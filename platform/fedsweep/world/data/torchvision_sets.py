@@ -100,7 +100,7 @@ def load_idx(name: str, root: Path, *, download: bool) -> Dataset:
     for part, prefix in (("train", "train"), ("test", "t10k")):
         arrays[f"{part}_images"] = content[f"{prefix}-images-idx3-ubyte"][:, None]
         arrays[f"{part}_labels"] = content[f"{prefix}-labels-idx1-ubyte"]
-    return of_bytes(name, arrays, pixels=_PIXELS[name], class_names=_source(name).classes)
+    return of_bytes(name, arrays, pixels=_PIXELS[name], classes=_source(name).classes)
 
 
 def _read_idx(root: Path, archive: OfficialFile, unpacked_md5: dict[str, str]) -> NDArray[np.uint8]:
@@ -156,7 +156,7 @@ def load_cifar(name: str, root: Path, *, download: bool) -> Dataset:
     for part, batches in (("train", source.train_list), ("test", source.test_list)):
         arrays[f"{part}_images"], arrays[f"{part}_labels"] = _join_batches([contents[file] for file, _ in batches])
     class_names = _unpickle_verified(contents[meta["filename"]])[meta["key"]]
-    return of_bytes(name, arrays, pixels=_PIXELS[name], class_names=class_names)
+    return of_bytes(name, arrays, pixels=_PIXELS[name], classes=class_names)
 
 
 def _read_members(archive: Path, archive_md5: str, *, folder: str, expected: dict[str, str]) -> dict[str, bytes]:
@@ -202,7 +202,7 @@ def load_svhn(root: Path, *, download: bool) -> Dataset:
     arrays: Arrays = {}
     for part, file in zip(("train", "test"), files, strict=True):
         arrays[f"{part}_images"], arrays[f"{part}_labels"] = _read_house_numbers(root / file.path, file.md5)
-    return of_bytes("svhn", arrays, pixels=_PIXELS["svhn"], class_names=list(map(str, range(10))))
+    return of_bytes("svhn", arrays, pixels=_PIXELS["svhn"], classes=list(map(str, range(10))))
 
 
 def _read_house_numbers(path: Path, md5: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
