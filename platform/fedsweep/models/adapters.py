@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.models.network import Network
-from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.parameters.ranges import Checked, Count, Positive
 
 
@@ -54,8 +53,8 @@ class Adapter(Checked, ABC):
             network.get_submodule(path).requires_grad_(True)
         if not any(parameter.requires_grad for parameter in network.parameters()):
             raise ConfigError("model.adapter: nothing would be trained; name layers in train")
-        # A part with fewer units would need a part of the adapter, too.
-        network.unit_groups = _no_groups  # type: ignore[method-assign]
+        # None: a part with fewer units would need a part of the adapter, too.
+        network.unit_groups = tuple  # type: ignore[method-assign]
         network.hold_still()
 
     @abstractmethod
@@ -160,10 +159,6 @@ def matching(network: nn.Module, names: Iterable[str], *, key: str, among: Itera
             raise ConfigError(f"{key}: {unknown_name('layer', name, paths)}")
         meant.update(alike)
     return [path for path in paths if path in meant]
-
-
-def _no_groups() -> tuple[UnitGroup, ...]:
-    return ()
 
 
 ADAPTERS: Mapping[str, type[Adapter]] = {"lora": Lora, "part": Part}

@@ -89,12 +89,12 @@ class Network(nn.Module, ABC):
     def head(self, features: Tensor) -> Tensor:
         """Return logits ``[B, C]`` of features ``[B, D]``."""
 
-    @abstractmethod
     def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """Return the groups of units that a sub-model may leave out, from the input on; empty where there are none.
+        """Return the groups of units that a sub-model may leave out, from the input on; by default there are none.
 
         Sizes are those of this very module: in a sub-model they are the numbers of units kept.
         """
+        return ()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits ``[B, C]`` of inputs ``[B, channels, height, width]``."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network
-from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.parameters.ranges import Count, InnerShare
 
 
@@ -26,10 +25,6 @@ class _Autoencoder(Network):
     def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         self.num_values = prod(self.input_shape)
-
-    def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """Return none."""
-        return ()
 
 
 @final

@@ -7,7 +7,6 @@ from typing import final
 from torch import Tensor, nn
 
 from fedsweep.models.network import InputShape, Network, image_shape
-from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.parameters.ranges import Count
 
 
@@ -48,7 +47,3 @@ class Fcn(Network):
     def head(self, features: Tensor) -> Tensor:
         scores: Tensor = self.classifier(features)
         return scores
-
-    def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """Return none."""
-        return ()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedsweep.errors import ConfigError
 from fedsweep.models.attention import AttentionBlock
 from fedsweep.models.network import InputShape, Network
-from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.parameters.ranges import Count
 
 
@@ -70,7 +69,3 @@ class Transformer(Network):
     def head(self, features: Tensor) -> Tensor:
         scores: Tensor = self.classifier(features)
         return scores
-
-    def unit_groups(self) -> tuple[UnitGroup, ...]:
-        """Return none."""
-        return ()
