@@ -23,7 +23,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.plugins import call_builder
 from fedsweep.testing import linear_model, local_engine, run_rounds, tiny_experiment
 from fedsweep.world.availability import AlwaysAvailable
-from fedsweep.world.drift import Drift, round_classes
+from fedsweep.world.drift import Drift, RoundClasses
 
 HERE = r"\(test_guard\.py, line \d+\)"
 
@@ -284,7 +284,7 @@ def test_parts_of_the_world_are_guarded_as_methods_are() -> None:
         with pytest.raises(InvariantError, match=rf"Gone.draw {HERE} must return a tuple of client ids from 0 to 5"):
             run_rounds(local_engine(experiment))
     with pytest.raises(InvariantError, match=rf"Turning.class_set {HERE} must return a tuple of classes, .* client 0"):
-        round_classes(Turning(classes=[0]), seed=0, num_clients=2, round=1)[0]
+        RoundClasses(drift=Turning(classes=[0]), seed=0, num_clients=2, round=1)[0]
 
 
 def test_a_schedule_is_asked_for_every_round_before_the_run() -> None:

@@ -16,7 +16,7 @@ from fedsweep.world.drift import (
     CosineRotation,
     Drift,
     ReplayDrift,
-    round_classes,
+    RoundClasses,
 )
 from fedsweep.world.replay import ScenarioTrace
 
@@ -108,9 +108,9 @@ def test_same_stream_gives_the_same_sets_and_rounds_differ() -> None:
 
 def test_a_rounds_classes_are_those_of_each_clients_own_stream() -> None:
     drift = rotation()
-    found = round_classes(drift, seed=3, num_clients=4, round=7)
+    found = RoundClasses(drift=drift, seed=3, num_clients=4, round=7)
     assert found == {k: drift.class_set(k, 7, drift_stream(k, seed=3)) for k in range(4)}
-    assert found != round_classes(drift, seed=4, num_clients=4, round=7)
+    assert found != RoundClasses(drift=drift, seed=4, num_clients=4, round=7)
 
 
 def test_frozen_drift_keeps_the_drawn_set_of_round_one() -> None:

@@ -46,11 +46,11 @@ def partition(config: Config, overrides: Overrides = None, plot: Plot = None) ->
 
 def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, path: Path) -> None:
     from fedsweep.figures.scenario import class_shares, plot_classes
-    from fedsweep.world.drift import round_classes
+    from fedsweep.world.drift import RoundClasses
 
     assert world.drift is not None  # the caller's condition
     sets = [
-        round_classes(world.drift, seed=config.seed, num_clients=len(counts_NC), round=number)
+        RoundClasses(drift=world.drift, seed=config.seed, num_clients=len(counts_NC), round=number)
         for number in range(1, config.training.rounds + 1)
     ]
     plot_classes(class_shares(counts_NC, sets), path)

@@ -27,7 +27,7 @@ from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, copied, layout_of, model_vector, targets_of
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
-from fedsweep.world.drift import Drift, round_classes
+from fedsweep.world.drift import Drift, RoundClasses
 from fedsweep.world.label_stats import test_shares
 from fedsweep.world.partitions.draws import parts_by_owner
 from fedsweep.world.population import Drawn
@@ -304,7 +304,7 @@ class Experiment:
         drift = self.world.drift
         if drift is None:
             return {}
-        return round_classes(drift, seed=self.seed, num_clients=len(self.world.profiles), round=round)
+        return RoundClasses(drift=drift, seed=self.seed, num_clients=len(self.world.profiles), round=round)
 
     def test_owners(self, round: int) -> np.ndarray | None:
         """Return the world's owners of test samples [T]; under drift those of the classes that they have in a round."""

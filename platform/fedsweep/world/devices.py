@@ -337,7 +337,7 @@ def _device_of(row: FleetRow, *, speed: float, share: float, down: float, up: fl
 
 
 def _fleet_of_file(path: str, num_clients: int) -> DeviceFleet:
-    fleet = DeviceFleet.from_json(read_text("scenario.devices.file", path), source=path)
+    fleet = DeviceFleet.load(path)
     if len(fleet) != num_clients:
         raise ConfigError(
             f"`scenario.devices.file` must have one device per client, but {path} has {len(fleet)} and "

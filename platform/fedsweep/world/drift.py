@@ -122,21 +122,16 @@ class ReplayDrift(Drift):
         return self.trace.classes_of(client, round)
 
 
-def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> Mapping[int, tuple[int, ...]]:
-    """Return all clients' class sets of a round, as a run with this seed draws them, each when it is asked for.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundClasses(Mapping[int, tuple[int, ...]]):
+    """All clients' class sets of a round, as a run with this seed draws them, each when it is asked for.
 
-    Args:
+    Attributes:
         drift: The drift.
         seed: The run's.
         num_clients: N.
         round: From 1.
     """
-    return RoundClasses(drift=drift, seed=seed, num_clients=num_clients, round=round)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RoundClasses(Mapping[int, tuple[int, ...]]):
-    """The class sets of a round, see :func:`round_classes`."""
 
     drift: Drift
     seed: int
