@@ -291,14 +291,14 @@ DATASETS: dict[str, DatasetEntry] = {
         source="Caldas et al. 2018 (LEAF), after Cohen et al. 2017",
         sizes=DatasetSizes(train=644_210, test=161_053, image_shape=(1, 28, 28), num_classes=62),
         load=leaf.load_femnist,
-        is_present=lambda root: leaf.find_femnist(root) is not None,
+        is_present=lambda root: leaf.find("femnist", root) is not None,
     ),
     "shakespeare": DatasetEntry(
         summary="80 letters of a role, the next one asked for, 80 letters, 1,129 roles; LEAF's JSON files",
         source="Caldas et al. 2018 (LEAF), after McMahan et al. 2017",
         sizes=DatasetSizes(train=3_380_926, test=845_232, image_shape=(80,), num_classes=80),
         load=leaf.load_shakespeare,
-        is_present=lambda root: leaf.find_shakespeare(root) is not None,
+        is_present=lambda root: leaf.find("shakespeare", root) is not None,
         task="next_token",
     ),
     "cinic10": DatasetEntry(
@@ -306,13 +306,13 @@ DATASETS: dict[str, DatasetEntry] = {
         source="Darlow et al. 2018",
         sizes=DatasetSizes(train=90_000, test=90_000, image_shape=(3, 32, 32)),
         load=folder_sets.load_cinic10,
-        is_present=lambda root: folder_sets.find_cinic10(root) is not None,
+        is_present=lambda root: folder_sets.find("cinic10", root) is not None,
     ),
     "tiny_imagenet": DatasetEntry(
         summary="64x64 colour photographs, 200 classes, 100,000 + 10,000",
         source="Stanford CS231n 2015, after Deng et al. 2009",
         sizes=DatasetSizes(train=100_000, test=10_000, image_shape=(3, 64, 64), num_classes=200),
         load=folder_sets.load_tiny_imagenet,
-        is_present=lambda root: folder_sets.find_tiny_imagenet(root) is not None,
+        is_present=lambda root: folder_sets.find("tiny_imagenet", root) is not None,
     ),
 }

@@ -15,20 +15,19 @@ from fedsweep.errors import DataError
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
 from fedsweep.world.data.record import Dataset, of_bytes
 
-_CINIC_PLACES = ("CINIC-10", "cinic-10", "cinic10", ".")
-_TINY_PLACES = ("tiny-imagenet-200", "tiny_imagenet", ".")
+# The folders below the data folder that may hold a set, and what must be in them.
+_PLACES = {
+    "cinic10": (("CINIC-10", "cinic-10", "cinic10", "."), ("train/airplane", "test/airplane")),
+    "tiny_imagenet": (("tiny-imagenet-200", "tiny_imagenet", "."), ("train", "val/val_annotations.txt", "wnids.txt")),
+}
 
 Labelled = list[tuple[Path, int]]
 
 
-def find_cinic10(root: Path) -> Path | None:
-    """Return the folder with CINIC-10's ``train`` and ``test``; None where there is none."""
-    return _first_folder(root, _CINIC_PLACES, needs=("train/airplane", "test/airplane"))
-
-
-def find_tiny_imagenet(root: Path) -> Path | None:
-    """Return the folder with TinyImageNet's ``train``, ``val`` and ``wnids.txt``; None where there is none."""
-    return _first_folder(root, _TINY_PLACES, needs=("train", "val/val_annotations.txt", "wnids.txt"))
+def find(name: str, root: Path) -> Path | None:
+    """Return the folder that holds a set; None where there is none."""
+    places, needs = _PLACES[name]
+    return next((root / place for place in places if all((root / place / need).exists() for need in needs)), None)
 
 
 def load_cinic10(root: Path, *, download: bool) -> Dataset:
@@ -39,7 +38,7 @@ def load_cinic10(root: Path, *, download: bool) -> Dataset:
     Raises:
         DataError: the folder is not there (``download`` changes nothing), or a picture is damaged.
     """
-    folder = find_cinic10(root)
+    folder = find("cinic10", root)
     if folder is None:
         raise DataError(
             f"data set 'cinic10' is not under {root}; fetch "
@@ -61,7 +60,7 @@ def load_tiny_imagenet(root: Path, *, download: bool) -> Dataset:
     Raises:
         DataError: the folder is not there (``download`` changes nothing), or a file is damaged.
     """
-    folder = find_tiny_imagenet(root)
+    folder = find("tiny_imagenet", root)
     if folder is None:
         raise DataError(
             f"data set 'tiny_imagenet' is not under {root}; fetch http://cs231n.stanford.edu/tiny-imagenet-200.zip "
@@ -77,10 +76,6 @@ def load_tiny_imagenet(root: Path, *, download: bool) -> Dataset:
     arrays = _decoded("tiny_imagenet", samples, side=64, extra_sources=(annotations,))
     pixels = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
     return of_bytes("tiny_imagenet", arrays, pixels=pixels, classes=_words(folder / "words.txt", class_ids))
-
-
-def _first_folder(root: Path, places: Sequence[str], *, needs: Sequence[str]) -> Path | None:
-    return next((root / place for place in places if all((root / place / need).exists() for need in needs)), None)
 
 
 def _class_folders(folder: Path, class_names: Sequence[str], *, inner: str = ".") -> Labelled:

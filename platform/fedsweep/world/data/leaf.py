@@ -36,30 +36,19 @@ _LARGEST_BYTES = 2**30
 _TRAIN_SHARE = 0.8
 
 
-def find_femnist(root: Path) -> Path | None:
+def find(name: str, root: Path) -> Path | None:
     """Return the folder that holds LEAF's ``train`` and ``test``, or ``all_data``; None where there is none."""
-    return _find(root, "femnist") or _find_in([root])
-
-
-def find_shakespeare(root: Path) -> Path | None:
-    """Return the folder that holds LEAF's ``train`` and ``test``, or ``all_data``; None where there is none."""
-    return _find(root, "shakespeare")
-
-
-def _find(root: Path, name: str) -> Path | None:
-    return _find_in([root / place.format(name) for place in _PLACES])
-
-
-def _find_in(folders: list[Path]) -> Path | None:
-    for folder in folders:
+    folders = [root / place.format(name) for place in _PLACES]
+    for folder in [*folders, root] if name == "femnist" else folders:
         has_split = any((folder / "train").glob("*.json")) and any((folder / "test").glob("*.json"))
         if has_split or any((folder / "all_data").glob("*.json")):
             return folder
     return None
 
 
-def _located(name: str, folder: Path | None, root: Path) -> tuple[Path, tuple[str, ...], list[Path]]:
-    """Return LEAF's folder where there is one, its parts, and the files in them."""
+def _located(name: str, root: Path) -> tuple[Path, tuple[str, ...], list[Path]]:
+    """Return LEAF's folder, its parts, and the files in them."""
+    folder = find(name, root)
     if folder is None:
         raise DataError(
             f"data set {name!r} is not under {root}; clone https://github.com/TalwalkarLab/leaf, run"
@@ -82,7 +71,7 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
         DataError: the files are not there (they have to be made with LEAF's scripts, ``download`` changes nothing), or
             one is damaged.
     """
-    folder, parts, sources = _located("femnist", find_femnist(root), root)
+    folder, parts, sources = _located("femnist", root)
     _warn_of_gaps(folder, parts)
     arrays = cached_arrays("femnist-with-writers", sources=sources, decode=lambda: _decode(folder, parts))
     class_names = [*string.digits, *string.ascii_uppercase, *string.ascii_lowercase]
@@ -101,7 +90,7 @@ def load_shakespeare(root: Path, *, download: bool) -> Dataset:
         DataError: the files are not there (they have to be made with LEAF's scripts, ``download`` changes nothing), or
             one is damaged.
     """
-    folder, parts, sources = _located("shakespeare", find_shakespeare(root), root)
+    folder, parts, sources = _located("shakespeare", root)
     arrays = cached_arrays("shakespeare", sources=sources, decode=lambda: _decode_lines(folder, parts))
 
     def samples(part: str) -> Samples:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NotRequired, TypedDict, Unpack
@@ -22,7 +22,6 @@ Array = NDArray[Any]
 _KINDS = "buif"
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST = np.iinfo(np.int64).max
-_NO_TARGETS = np.empty((0, 0), np.float32)
 # Of each array a digest takes so many bytes at most, some 35 ms of a slow core.
 _DIGESTED_BYTES = 2**24
 
@@ -110,7 +109,7 @@ class Samples:
     """
 
     inputs: Array
-    targets: Array = field(default_factory=lambda: _NO_TARGETS)
+    targets: Array = None  # type: ignore[assignment]  # an array as soon as the samples are made
     groups: NDArray[np.int64] | None = None
     strata: NDArray[np.int64] | None = None
 
@@ -120,7 +119,7 @@ class Samples:
         packed = _packed(inputs) if isinstance(inputs, Mapping) else _array(inputs, "inputs")
         object.__setattr__(self, "inputs", packed)
         targets: Any = self.targets
-        if targets is None or targets is _NO_TARGETS:
+        if targets is None:
             targets = np.empty((len(packed), 0), np.float32)
         is_none = isinstance(targets, np.ndarray) and targets.shape[1:] == (0,)
         object.__setattr__(self, "targets", targets if is_none else _array(targets, "targets"))
