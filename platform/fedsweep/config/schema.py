@@ -47,10 +47,6 @@ class Model(NamedComponent):
     )
 
 
-def _default_model() -> Model:
-    return Model(name="mlp")
-
-
 class Config(Section):
     """One experiment; with a ``sweep`` section, many.
 
@@ -65,7 +61,7 @@ class Config(Section):
     seed: int = Field(default=0, ge=0, description="Everything random follows from it.")
     scenario: Scenario = Field(default_factory=Scenario, description="The world.")
     model: Model = Field(
-        default_factory=_default_model,
+        default_factory=lambda: Model(name="mlp"),
         description="mlp, cnn, lenet5, feddhad_cnn, convnet3, fedstg_cnn, resnet18, feddhad_resnet18, vgg11,"
         " vit_tiny, or package.module:callable; its options stand beside the name, and init_from: a finished run's"
         " folder or a .safetensors file to begin with.",

@@ -92,10 +92,6 @@ def _as_mapping(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-def _constant() -> Schedule:
-    return Schedule(kind="constant")
-
-
 class MetricTarget(Section):
     """A value of a figure of the test."""
 
@@ -155,7 +151,7 @@ class Training(Section):
         description="At each participation: start anew, go on with the client's own, or move it with the model.",
     )
     schedule: Annotated[Schedule, BeforeValidator(_as_mapping, json_schema_input_type=Text | Schedule)] = Field(
-        default_factory=_constant,
+        default_factory=lambda: Schedule(kind="constant"),
         description="The learning rate over rounds: constant, {kind: cosine, floor: 1.0e-4},"
         " {kind: exponential, decay: 0.99}, fedstg, or package.module:callable.",
     )
