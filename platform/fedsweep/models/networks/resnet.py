@@ -67,16 +67,32 @@ class PreActivationBlock(nn.Module):
 
 
 def _groups_of(
-    network: LinearHeadNetwork, stage_group: Callable[[int], UnitGroup], *, norm: str, relu: str
+    network: LinearHeadNetwork, passed: Callable[[int], tuple[list[str], list[str]]], *, norm: str, relu: str
 ) -> tuple[UnitGroup, ...]:
-    """Return the groups of a network's stages and, behind each, of its blocks; units pass this norm and this ReLU."""
+    """Return the groups of a network's stages and, behind each, of its blocks.
+
+    A stage's sum passes the norms and activations that ``passed`` gives, what is within a block this norm and ReLU.
+    """
     groups = []
     for stage in range(len(_WIDTHS)):
-        groups.append(stage_group(stage))
-        for block in _blocks_of(stage):
+        blocks, readers = _blocks_of(stage), _readers_of(stage)
+        norms, activations = passed(stage)
+        # Of the blocks that read the sum the next stage's first alone has a projection; the others carry it as it is.
+        last = network.reader if stage == len(_WIDTHS) - 1 else f"{readers[-1]}.shortcut"
+        whole = unit_group(
+            network,
+            name=f"stage{stage + 1}",
+            layers=["stem" if stage == 0 else f"{blocks[0]}.shortcut", *(f"{block}.conv2" for block in blocks)],
+            norms=norms,
+            consumers=[*(f"{block}.conv1" for block in readers), last],
+            modules=activations,
+            residual=True,
+        )
+        groups.append(whole)
+        for block in blocks:
             first = f"{block}.conv1"
-            own, read, passed = [f"{block}.{norm}"], [f"{block}.conv2"], [f"{block}.{relu}"]
-            groups.append(unit_group(network, name=first, layers=[first], norms=own, consumers=read, modules=passed))
+            own, read, through = [f"{block}.{norm}"], [f"{block}.conv2"], [f"{block}.{relu}"]
+            groups.append(unit_group(network, name=first, layers=[first], norms=own, consumers=read, modules=through))
     return (*groups, *network.projection_groups())
 
 
@@ -113,26 +129,13 @@ class ResNet18(LinearHeadNetwork):
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
         """Return one group per stage and one per block."""
-        return _groups_of(self, self._stage_group, norm="norm2", relu="relu2")
+        return _groups_of(self, self._passed, norm="norm2", relu="relu2")
 
-    def _stage_group(self, stage: int) -> UnitGroup:
-        blocks, readers = _blocks_of(stage), _readers_of(stage)
-        is_last = stage == len(_WIDTHS) - 1
-        first = "stem" if stage == 0 else f"{blocks[0]}.shortcut"
-        return unit_group(
-            self,
-            name=f"stage{stage + 1}",
-            layers=[first, *(f"{block}.conv2" for block in blocks)],
-            norms=[*(f"{block}.norm1" for block in readers), *(["norm"] if is_last else [])],
-            consumers=[
-                *(f"{block}.conv1" for block in readers),
-                # Of the blocks that read the sum the next stage's first alone has a projection; the others carry it as
-                # it is.
-                *([self.reader] if is_last else [f"{readers[-1]}.shortcut"]),
-            ],
-            modules=[*(f"{block}.relu1" for block in readers), *(["relu"] if is_last else [])],
-            residual=True,
-        )
+    def _passed(self, stage: int) -> tuple[list[str], list[str]]:
+        """Return the norms and activations of the blocks that read a stage's sum."""
+        readers, is_last = _readers_of(stage), stage == len(_WIDTHS) - 1
+        norms = [*(f"{block}.norm1" for block in readers), *(["norm"] if is_last else [])]
+        return norms, [*(f"{block}.relu1" for block in readers), *(["relu"] if is_last else [])]
 
 
 class BasicBlock(nn.Module):
@@ -193,19 +196,11 @@ class FeddhadResNet18(LinearHeadNetwork):
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
         """Return one group per stage and one per block."""
-        return _groups_of(self, self._stage_group, norm="norm1", relu="relu1")
+        return _groups_of(self, self._passed, norm="norm1", relu="relu1")
 
-    def _stage_group(self, stage: int) -> UnitGroup:
-        blocks, readers = _blocks_of(stage), _readers_of(stage)
-        first, first_norm = ("stem", "norm") if stage == 0 else (f"{blocks[0]}.shortcut", f"{blocks[0]}.shortcut_norm")
-        last = self.reader if stage == len(_WIDTHS) - 1 else f"{readers[-1]}.shortcut"
-        return unit_group(
-            self,
-            name=f"stage{stage + 1}",
-            layers=[first, *(f"{block}.conv2" for block in blocks)],
-            # Here each layer that adds to the sum has a norm behind it; in pre-activation the norms are the readers'.
-            norms=[first_norm, *(f"{block}.norm2" for block in blocks)],
-            consumers=[*(f"{block}.conv1" for block in readers), last],
-            modules=[*(["relu"] if stage == 0 else []), *(f"{block}.relu2" for block in blocks)],
-            residual=True,
-        )
+    def _passed(self, stage: int) -> tuple[list[str], list[str]]:
+        """Return the norms behind the layers that add to a stage's sum, and the activations behind the sums."""
+        blocks = _blocks_of(stage)
+        first_norm = "norm" if stage == 0 else f"{blocks[0]}.shortcut_norm"
+        norms = [first_norm, *(f"{block}.norm2" for block in blocks)]
+        return norms, [*(["relu"] if stage == 0 else []), *(f"{block}.relu2" for block in blocks)]
