@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from math import prod
 from operator import attrgetter
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor, nn
 
@@ -82,19 +82,21 @@ class _LeNetBody(ChainNetwork, ABC):
     The printed parameter counts without and with norms differ by the 44 parameters of the two norms alone.
     """
 
-    def __init__(
-        self, model: str, *, input_shape: InputShape, num_classes: int, projection: int | None, normalised: bool
-    ) -> None:
-        require_size(model, input_shape, smallest=16)
+    is_normalised: ClassVar[bool] = False
+
+    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
+        require_size("cnn" if self.is_normalised else "lenet5", input_shape, smallest=16)
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         channels, *sides = self.input_shape
         rows, columns = (((side - 4) // 2 - 4) // 2 for side in sides)
-        norms = (nn.GroupNorm(1, 6), nn.GroupNorm(1, 16)) if normalised else (None, None)
+        norms = (nn.GroupNorm(1, 6), nn.GroupNorm(1, 16)) if self.is_normalised else (None, None)
         self.add_layer("conv1", nn.Conv2d(channels, 6, 5), norm=norms[0], pool=nn.MaxPool2d(2))
         self.add_layer("conv2", nn.Conv2d(6, 16, 5), norm=norms[1], pool=nn.MaxPool2d(2))
         self.add_layer("fc1", nn.Linear(16 * rows * columns, 120))
         self.add_layer("fc2", nn.Linear(120, 84))
         self.add_head(84, projection)
+        if self.is_normalised:
+            initialise_by_fan_out(self)
 
 
 @final
@@ -108,11 +110,6 @@ class LeNet5(_LeNetBody):
         num_classes: C.
         projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
-
-    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
-        super().__init__(
-            "lenet5", input_shape=input_shape, num_classes=num_classes, projection=projection, normalised=False
-        )
 
 
 @final
@@ -131,11 +128,7 @@ class Cnn(_LeNetBody):
         projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
-        super().__init__(
-            "cnn", input_shape=input_shape, num_classes=num_classes, projection=projection, normalised=True
-        )
-        initialise_by_fan_out(self)
+    is_normalised: ClassVar[bool] = True
 
 
 def initialise_by_fan_out(model: nn.Module) -> None:
