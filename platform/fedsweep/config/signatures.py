@@ -71,11 +71,9 @@ def bind(
     unknown = [key for key in params if key not in parameters]
     if unknown and not takes_any(builder):
         names = [*parameters, *beside]
-        if not name:
-            reason = unknown_name("parameter", unknown[0], names) if names else "there is no such parameter"
-            raise ConfigError(f"{at}{unknown[0]}: {reason}")
-        reason = unknown_name("parameter", unknown[0], names) if names else f"has no parameter {unknown[0]!r}"
-        raise ConfigError(f"{at}{reason}")
+        none = f"has no parameter {unknown[0]!r}" if name else "there is no such parameter"
+        reason = unknown_name("parameter", unknown[0], names) if names else none
+        raise ConfigError(f"{at}{reason}" if name else f"{at}{unknown[0]}: {reason}")
     bound: dict[str, Any] = {}
     for key, parameter in parameters.items():
         if key in params:
