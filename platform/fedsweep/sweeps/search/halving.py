@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
 from fedsweep.results.seed_statistics import mean
 from fedsweep.results.texts import canonical
-from fedsweep.sweeps.search.proposals import Outcome
+from fedsweep.sweeps.search.proposals import Outcome, Proposals
 from fedsweep.sweeps.space import SEED, Trial, list_trials
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def check_rungs(config: Config) -> None:
         )
 
 
-class Halving:
+class Halving(Proposals):
     """Goes through the rungs of a sweep, each once all trials of the one before have ended.
 
     A setting goes on with all its seeds, by their mean. Trials follow from the outcomes alone, so a sweep that was
@@ -81,13 +80,7 @@ class Halving:
         outcomes: Mapping[int, Outcome],
         has_room: Callable[[Mapping[str, Any]], bool] = lambda values: True,
     ) -> dict[str, Any] | None:
-        """Return what the next trial sets; None where a rung has not ended, or all have.
-
-        Args:
-            trials: All of before, in their order.
-            outcomes: What trials came to that have ended, by their numbers.
-            has_room: Not asked: there is no budget beside rungs.
-        """
+        """Return what the next trial sets; None where a rung has not ended, or all have: no budget is beside rungs."""
         rung, begin = self._first, 0
         for value in [*self._rungs[1:], None]:
             if len(trials) < begin + len(rung):
@@ -97,9 +90,6 @@ class Halving:
                 return None
             begin, rung = begin + len(rung), self._promoted(rung, [one for one in ended if one], value)
         return None
-
-    def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
-        """Write nothing: the trials are in the sweep's plan."""
 
     def lower(self, trial: Trial, trials: Sequence[Trial]) -> Trial | None:
         """Return the trial of the rung below whose run this one may be, gone on with; None: it begins anew."""

@@ -9,10 +9,11 @@ import itertools
 import logging
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ResourceError, first_line
 from fedsweep.results.seed_statistics import mean
@@ -90,28 +91,33 @@ def _reports(folder: Path, metrics: tuple[str, ...]) -> list[dict[str, Any]]:
     return [report.add(record) for record in RunFolder(folder).read_rounds()]
 
 
-class Proposals(Protocol):
+class Proposals(ABC):
     """Proposes trials, one after the other, by what those before came to."""
 
+    @abstractmethod
     def next_values(
         self,
         trials: Sequence[Trial],
         outcomes: Mapping[int, Outcome],
-        has_room: Callable[[Mapping[str, Any]], bool] = ...,
+        has_room: Callable[[Mapping[str, Any]], bool] = lambda values: True,
     ) -> dict[str, Any] | None:
-        """See :meth:`Search.next_values`."""
-        ...
+        """Return what the next trial sets, its seed included; None where none follows, or none as yet.
+
+        Args:
+            trials: All of before, in their order.
+            outcomes: What trials came to, by their numbers; of those that are under way there is none.
+            has_room: Checks that the budget has room for a trial of these values.
+        """
 
     def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
-        """See :meth:`Search.write_study`."""
-        ...
+        """Write what trials came to into the sweep's folder, beside its plan; by default nothing."""
 
     def lower(self, trial: Trial, trials: Sequence[Trial]) -> Trial | None:
         """Return the trial whose run this one goes on with; None: it begins anew."""
-        ...
+        return None
 
 
-class Search:
+class Search(Proposals):
     """A search by Optuna whose memory is its list of trials.
 
     Args:
@@ -134,13 +140,7 @@ class Search:
         outcomes: Mapping[int, Outcome],
         has_room: Callable[[Mapping[str, Any]], bool] = lambda values: True,
     ) -> dict[str, Any] | None:
-        """Return what the next trial sets, its seed included; None where nothing is left that could tell more.
-
-        Args:
-            trials: All of before, in their order.
-            outcomes: What trials came to, by their numbers; of those that are under way there is none.
-            has_room: Checks that the budget has room for a trial of these values.
-        """
+        """Return what the next trial sets, its seed included; None where nothing is left that could tell more."""
         tried = self._tried(trials, outcomes)
         seed = {SEED: self._config.seed}
         for number, point in enumerate(self._config.sweep.points):
@@ -161,10 +161,6 @@ class Search:
         unused = next(seed for seed in itertools.count(self._config.seed) if seed not in doubtful.seeds)
         repeated = {**doubtful.values, SEED: unused}
         return repeated if has_room(repeated) else None
-
-    def lower(self, trial: Trial, trials: Sequence[Trial]) -> Trial | None:
-        """Return None: a search's trials are runs of their own."""
-        return None
 
     def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
         """Write what trials came to into the sweep's folder, where Optuna's dashboard reads it; each once.
