@@ -33,31 +33,13 @@ FIGURES: Mapping[str, str] = {
 }
 # A table of this kind has a run in every cell and is measured from the runs' folders.
 RUNS = "runs"
-_TABLES = Table(
+TABLE_KINDS = Table(
     word="table", builders="fedsweep.papers.registry:TABLES", gives="fedsweep.reproduce.measured.table_kind:TableKind"
 )
 _MEASURES = Table(word="measure", builders="fedsweep.papers.registry:MEASURES", gives="builtins:object")
-_FIGURES = Table(word="figure", builders="fedsweep.papers.registry:FIGURES", gives="matplotlib.figure:Figure")
+FIGURE_KINDS = Table(word="figure", builders="fedsweep.papers.registry:FIGURES", gives="matplotlib.figure:Figure")
 # A name of a column as near as this to a measure's is a slip of the pen.
 _ALIKE = 0.85
-
-
-def table_kind(name: str) -> Callable[..., Any]:
-    """Return the class of a kind of tables that is not :data:`RUNS`.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
-    return _TABLES.builder(name)
-
-
-def figure_kind(name: str) -> Callable[..., Any]:
-    """Return the function that draws a figure of this kind.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
-    return _FIGURES.builder(name)
 
 
 @lru_cache
@@ -73,24 +55,14 @@ def measure_function(name: str) -> Callable[..., float | None] | None:
     return _MEASURES.builder(name) if is_installed else None
 
 
-def check_table_kind(name: str) -> None:
-    """Raise a ConfigError where there is no kind of tables of that name."""
-    _check(name, _TABLES, also=(RUNS,))
-
-
-def check_figure_kind(name: str) -> None:
-    """Raise a ConfigError where there is no kind of figures of that name."""
-    _check(name, _FIGURES)
-
-
 def check_measure(name: str) -> None:
     """Raise a ConfigError where a measure's ``of`` leads nowhere, or is nearly a measure's name."""
     if measure_function(name) is None and get_close_matches(name, _MEASURES.names(), cutoff=_ALIKE):
         raise ConfigError(unknown_name("measure", name, _MEASURES.names()))
 
 
-def _check(name: str, among: Table, *, also: tuple[str, ...] = ()) -> None:
-    """Built-in modules are not imported for that: they may take their time, and are there."""
+def check_kind(name: str, among: Table, *, also: tuple[str, ...] = ()) -> None:
+    """Raise a ConfigError where there is no kind of that name; of built-in ones, which are there, none is imported."""
     if name not in among.names() and name not in also:
         find_plugin(among.word, name, (*among.names(), *also))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -35,7 +36,7 @@ from fedsweep.reproduce.definition.sections import (
     check_known,
     check_unique,
 )
-from fedsweep.reproduce.kinds import RUNS, check_figure_kind, check_measure, check_table_kind
+from fedsweep.reproduce.kinds import FIGURE_KINDS, RUNS, TABLE_KINDS, check_kind, check_measure
 
 _SECTION = re.compile(r"^table:", flags=re.MULTILINE)
 _SOURCE = re.compile(r"^table:.*?^ +source: *([^\n]*)$", flags=re.MULTILINE | re.DOTALL)
@@ -215,12 +216,12 @@ def read_table(name_or_path: str | Path) -> TableFile:
 
 def _check_kinds(table: TableFile) -> None:
     """Looks up what a table names; a table that is read back, which somebody else may have written, is spared that."""
-    named = [("kind", check_table_kind, table.kind)]
-    named += [(f"measures: {measure.name}", check_measure, measure.of) for measure in table.measures]
-    named += [(f"figures: {figure.name}", check_figure_kind, figure.kind) for figure in table.figures]
-    for where, check, name in named:
+    checks = [("kind", partial(check_kind, table.kind, TABLE_KINDS, also=(RUNS,)))]
+    checks += [(f"measures: {each.name}", partial(check_measure, each.of)) for each in table.measures]
+    checks += [(f"figures: {each.name}", partial(check_kind, each.kind, FIGURE_KINDS)) for each in table.figures]
+    for where, check in checks:
         try:
-            check(name)
+            check()
         except ConfigError as error:
             raise ConfigError(f"table.{where}: {error}") from None
 

@@ -192,7 +192,7 @@ def draw(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str], *,
     from matplotlib.figure import Figure
 
     with paper_style():
-        drawn = kinds.call("figure", figure.kind, kinds.figure_kind(figure.kind), scene, gives=(Figure,))
+        drawn = kinds.call("figure", figure.kind, kinds.FIGURE_KINDS.builder(figure.kind), scene, gives=(Figure,))
         label_outer(drawn)
         if scene.setting:
             add_setting(drawn, scene.setting)

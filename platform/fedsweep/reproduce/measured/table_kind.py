@@ -42,7 +42,7 @@ def table_kind(table: TableFile) -> TableKind:
     Raises:
         ConfigError: There is none of that name, or an option is unknown, missing or wrong.
     """
-    builder = kinds.table_kind(table.kind)
+    builder = kinds.TABLE_KINDS.builder(table.kind)
     options = bind("table.options", "", builder, table.options)
     kind: TableKind = call_builder("table", table.kind, partial(builder, **options), gives=TableKind)
     return kind
