@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedsweep.reproduce.costs import Cost, TableCosts
+    from fedsweep.reproduce.costs import Cost
     from fedsweep.reproduce.task import Task
 
 
@@ -32,7 +32,7 @@ def print_dry(task: Task) -> None:
             shown = [entry for entry in entries if task.folder.trial_path(entry.trial) not in finished]
             print_trials(shown, heading="row | column")
         if left.cells:
-            _print_costs(costs)
+            _print("row | column", costs.by_label(), costs.total, absent=costs.absent)
         rounds = sum(cell.config.training.rounds for cell in left.firsts.values())
         more = f"; {len(finished)} more have finished" if finished else ""
         more += f"; {len(task.given_runs)} more are given" if task.given_runs else ""
@@ -43,15 +43,6 @@ def print_dry(task: Task) -> None:
             table.add_row(cell.label, str(cell.seed))
         make_console().print(table, markup=False)
         print(f"{at}: {len(reproduction.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
-
-
-def _print_costs(costs: TableCosts) -> None:
-    """A table's costs, row by row and in all."""
-    from fedsweep.commands.terminal.output import note
-
-    _print("row | column", costs.by_label(), costs.total)
-    if costs.absent:
-        note(_absent(costs.absent))
 
 
 def print_list(scale: str | None) -> None:
@@ -82,13 +73,11 @@ def print_list(scale: str | None) -> None:
         totals[preset.name] = costs.total
         keys |= {table.keys[cell]: cost for cell, cost in costs.by_cell.items()}
         note(f"{len(totals)}: {preset.name}")
-    _print("table", totals, sum(keys.values(), Cost()))
-    if estimator.absent:
-        note(_absent(tuple(estimator.absent)))
+    _print("table", totals, sum(keys.values(), Cost()), absent=estimator.absent)
 
 
-def _print(heading: str, costs: Mapping[str, Cost], total: Cost) -> None:
-    from fedsweep.commands.terminal.output import make_console, make_table
+def _print(heading: str, costs: Mapping[str, Cost], total: Cost, *, absent: Collection[str]) -> None:
+    from fedsweep.commands.terminal.output import make_console, make_table, note
     from fedsweep.reproduce.costs import cores, hours_here
     from fedsweep.results.texts import seconds_text
 
@@ -101,6 +90,8 @@ def _print(heading: str, costs: Mapping[str, Cost], total: Cost) -> None:
         f"about {seconds_text(3600 * hours_here(total))} on the {cores()} cores here, by some steps of each network and"
         " method; start-up, and what methods compute on the server, come on top"
     )
+    if absent:
+        note(f"not here, so counted as large as published and with equally frequent classes: {', '.join(absent)}")
 
 
 def _cells(cost: Cost) -> list[str]:
@@ -116,7 +107,3 @@ def _cells(cost: Cost) -> list[str]:
         bytes_text(cost.num_bytes),
         f"{hours:.3g}" if hours < 1000 else f"{hours:,.0f}",
     ]
-
-
-def _absent(names: Sequence[str]) -> str:
-    return f"not here, so counted as large as published and with equally frequent classes: {', '.join(names)}"
