@@ -23,13 +23,11 @@ from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.results.texts import canonical
 from fedsweep.runs.sources import Sources, sources_of
-from fedsweep.sweeps.space import Trial
+from fedsweep.sweeps.space import Trial, trial_folder
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-
-_LONGEST_SLUG = 90
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +246,5 @@ def _runs_beside(path: Path) -> Iterator[tuple[Path, str]]:
 
 def _trial(number: int, cell: Cell) -> Trial:
     row = cell.row.replace("*", "-star")  # or a and a* would have folders of one name
-    slug = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", f"{row} {cell.column} seed={cell.seed}")
-    if len(slug) > _LONGEST_SLUG:
-        digest = hashlib.blake2b(f"{cell.label} {cell.seed}".encode(), digest_size=4).hexdigest()
-        slug = f"{slug[: _LONGEST_SLUG - 9]}-{digest}"
-    return Trial(number=number, values=dict(cell.values), label=cell.label, folder=f"{number:04d}-{slug}")
+    folder = trial_folder(number, f"{row} {cell.column} seed={cell.seed}", whole=f"{cell.label} {cell.seed}")
+    return Trial(number=number, values=dict(cell.values), label=cell.label, folder=folder)

@@ -92,16 +92,16 @@ class _Point:
         return all(own <= its for own, its in pairs)
 
 
-def check_front(names: Sequence[str], modes: Sequence[str]) -> None:
+def check_front(aims: Mapping[str, str]) -> None:
     """Refuse metrics of which none says what is spent, or none what is reached.
 
     Raises:
         ConfigError: They are so.
     """
-    spent = [name for name, mode in zip(names, modes, strict=True) if name in SPENT and mode == "min"]
-    if len(names) not in (2, 3) or not spent or len(spent) == len(names):
+    spent = [name for name, mode in aims.items() if name in SPENT and mode == "min"]
+    if len(aims) not in (2, 3) or not spent or len(spent) == len(aims):
         raise ConfigError(
             "sweep.scheduler=front compares what runs reach for what they spent, so sweep.metric needs two or three"
-            f" figures, of which some but not all are {', '.join(SPENT)} with mode min, but is {', '.join(names)} with"
-            f" {', '.join(modes)}; e.g. sweep.metric=[test_accuracy, total_bytes] and sweep.mode=[max, min]"
+            f" figures, of which some but not all are {', '.join(SPENT)} with mode min, but is {', '.join(aims)} with"
+            f" {', '.join(aims.values())}; e.g. sweep.metric=[test_accuracy, total_bytes] and sweep.mode=[max, min]"
         )

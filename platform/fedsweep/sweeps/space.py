@@ -31,7 +31,6 @@ EXTRA = "extra"
 _METRICS = (*(c.name for c in ROUND_COLUMNS if c.is_scalar and c.name != "timestamp_ms"), "best_test_accuracy")
 _BETTER = {"max": "more", "min": "less"}
 _LABEL_CHARACTERS = 90
-_METHOD = "method"
 # The name of a point's setting, among its keys.
 POINT_SETTING = "setting"
 _Value = TypeVar("_Value")
@@ -130,16 +129,18 @@ def make_trial(config: Config, number: int, values: Mapping[str, Any], *, settin
         setting: The name of its setting, where the sweep lists some; by default as its values say.
     """
     label = _label(config, values, setting)
-    parts = [label] if label else []
-    if SEED in values:
-        parts.append(f"seed={values[SEED]}")
-    slug = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", " ".join(parts))
+    parts = [label, f"seed={values[SEED]}" if SEED in values else ""]
+    folder = trial_folder(number, " ".join(filter(None, parts)), whole=canonical(dict(values)))
+    return Trial(number=number, values=dict(values), label=label or method_label(config.method), folder=folder)
+
+
+def trial_folder(number: int, text: str, *, whole: str) -> str:
+    """Return the name of a trial's folder; one of a text that is too long has a digest of the ``whole``."""
+    slug = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text)
     if len(slug) > _LABEL_CHARACTERS:
-        digest = hashlib.blake2b(canonical(dict(values)).encode(), digest_size=4).hexdigest()
+        digest = hashlib.blake2b(whole.encode(), digest_size=4).hexdigest()
         slug = f"{slug[: _LABEL_CHARACTERS - 9]}-{digest}"
-    return Trial(
-        number=number, values=dict(values), label=label or method_label(config.method), folder=f"{number:04d}-{slug}"
-    )
+    return f"{number:04d}-{slug}"
 
 
 def _label(config: Config, values: Mapping[str, Any], setting: str | None) -> str:
@@ -150,7 +151,7 @@ def _label(config: Config, values: Mapping[str, Any], setting: str | None) -> st
     parts = [] if own.name is None else [own.name]
     for key in names:
         value, among = values[key], own.space[key].values if own.space[key].is_list else ()
-        if key == _METHOD and isinstance(value, Mapping):
+        if key == "method" and isinstance(value, Mapping):
             methods = [other for other in among if isinstance(other, Mapping)]
             parts.append(told_apart(value, partial(method_label, among=methods), among=methods))
         elif key != SEED:
@@ -303,11 +304,10 @@ def check_combination(config: Config) -> None:
         ConfigError: There is no metric of that name; the message gives the nearest. Or the scheduler does not go.
     """
     sweep = config.sweep
-    names, modes = [*sweep.aims], [*sweep.aims.values()]
     tested = {f"{EXTRA}/{column}": metric for metric in build_metrics(config) for column in metric.columns}
     own = [f"{EXTRA}/{entry['name']}" for entry in task_metrics(config) if entry["name"] != "accuracy"]
     all_metrics = [*_METRICS, *tested, *own]
-    for name, mode in zip(names, modes, strict=True):
+    for name, mode in sweep.aims.items():
         if name not in _METRICS and not name.startswith(f"{EXTRA}/"):
             unknown = unknown_name("metric", name, all_metrics)
             raise ConfigError(f"sweep.metric: {unknown}; a task's and a method's own figures are {EXTRA}/NAME")
@@ -322,7 +322,7 @@ def check_combination(config: Config) -> None:
         if not limit.has_a_fitting_unit:
             raise ConfigError(f"sweep.constraints: {limit.metric} is not in {limit.unit}; write another unit, or none")
     if sweep.scheduler == "front":
-        check_front(names, modes)
+        check_front(sweep.aims)
     elif isinstance(sweep.metric, list) and sweep.scheduler is not None:
         raise ConfigError(
             f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave"
