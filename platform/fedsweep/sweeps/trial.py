@@ -290,16 +290,11 @@ class ActiveTrial:
 def _limited(plan: Plan, most: TrialCosts) -> Plan:
     """Lower the run's limits to what it may spend; its configuration stays, so others may go on with it."""
     training = plan.experiment.training
-    stop = training.stop
-    stop = replace(
-        stop,
-        total_bytes=min(
-            (limit for limit in (most.total_bytes or None, stop.total_bytes) if limit is not None), default=None
-        ),
-        sim_time_s=min(
-            (limit for limit in (most.sim_time_s or None, stop.sim_time_s) if limit is not None), default=None
-        ),
-    )
+    limits: dict[str, Any] = {}
+    for name in ("total_bytes", "sim_time_s"):
+        both = (getattr(most, name) or None, getattr(training.stop, name))
+        limits[name] = min((limit for limit in both if limit is not None), default=None)
+    stop = replace(training.stop, **limits)
     return replace(plan, experiment=replace(plan.experiment, training=replace(training, stop=stop)))
 
 

@@ -58,18 +58,14 @@ class TrialCosts:
 
     def in_words(self, budget: StudyBudget) -> str:
         """Describe it beside the limits: ``9.98 MB of 10 MB``."""
-        texts: dict[str, Callable[[float], str]] = {"total_bytes": bytes_text, "sim_time_s": _virtual, "trials": _count}
+        texts: dict[str, Callable[[float], str]] = {
+            "total_bytes": bytes_text,
+            "sim_time_s": lambda seconds: f"{seconds_text(seconds)} of virtual time",
+            "trials": lambda count: f"{count:g} trials",
+        }
         return ", ".join(
             f"{texts[name](getattr(self, name))} of {texts[name](at)}" for name, at in budget.costs.items()
         )
-
-
-def _virtual(seconds: float) -> str:
-    return f"{seconds_text(seconds)} of virtual time"
-
-
-def _count(trials: float) -> str:
-    return f"{trials:g} trials"
 
 
 def planned_costs(config: Config, dataset: Dataset, budget: StudyBudget) -> TrialCosts:
