@@ -56,13 +56,13 @@ class Noise:
     def of(cls, tried: Sequence[TriedSetting]) -> Noise:
         """Pool the spread of the settings with two seeds or more."""
         repeated = [setting.results for setting in tried if len(setting.results) > 1]
-        freedom = sum(len(results) - 1 for results in repeated)
-        columns = [[list(zip(*results, strict=True)) for results in repeated]] if repeated else []
-        if not columns:
+        if not repeated:
             return cls(freedom=0, deviations=())
+        freedom = sum(len(results) - 1 for results in repeated)
+        columns = [list(zip(*results, strict=True)) for results in repeated]
         squares = [
-            math.fsum(deviation(of_setting[k]) ** 2 * (len(of_setting[k]) - 1) for of_setting in columns[0])
-            for k in range(len(columns[0][0]))
+            math.fsum(deviation(column) ** 2 * (len(column) - 1) for column in metric)
+            for metric in zip(*columns, strict=True)
         ]
         return cls(freedom=freedom, deviations=tuple(math.sqrt(total / freedom) for total in squares))
 
