@@ -186,7 +186,7 @@ def request_of(folder: SweepFolder) -> TableRequest:
     if not entries:
         raise OutputError(f"{folder.path} holds a sweep, but no table; go on with fedsweep sweep --resume --out")
     try:
-        seeds = entries["seeds"]
+        seeds, cells = entries["seeds"], entries.get("chosen")
         return TableRequest(
             table=str(entries["table"]),
             scale=str(entries["scale"]),
@@ -194,14 +194,10 @@ def request_of(folder: SweepFolder) -> TableRequest:
             columns=None if entries["columns"] is None else str(entries["columns"]),
             seeds=None if seeds is None else tuple(int(seed) for seed in seeds),
             overrides=tuple(map(str, entries["overrides"])),
-            chosen=_chosen_of(entries.get("chosen")),
+            chosen=None if cells is None else tuple((str(row), str(column), int(seed)) for row, column, seed in cells),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError(f"{folder.path}: its plan's request is damaged: {error!r}") from error
-
-
-def _chosen_of(value: Any) -> tuple[tuple[str, str, int], ...] | None:
-    return None if value is None else tuple((str(row), str(column), int(seed)) for row, column, seed in value)
 
 
 def finished_elsewhere(whole: Reproduction, folder: SweepFolder) -> tuple[dict[Path, Path], dict[Path, str]]:

@@ -84,8 +84,8 @@ def prepare(
         logger.check()
     listed = trials or _planned_trials(config, folder, resume=resume)
     entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
-    entries, datasets = _with_samples(entries)
-    entries, sentences = with_lanes(config, entries, datasets)
+    datasets = _load_datasets(entries)
+    entries, sentences = with_lanes(config, [entry.with_samples(datasets) for entry in entries], datasets)
     if extend:
         plan, extension = extended(config, folder, entries, allow_changed_code=allow_changed_code)
         entries = [replace(entry, trial=trial) for entry, trial in zip(entries, plan.trials, strict=True)]
@@ -148,22 +148,14 @@ def _load_datasets(entries: Sequence[PreparedTrial]) -> dict[str, Dataset]:
     return {key: dataset_of(scenario) for key, scenario in scenarios.items()}
 
 
-def _with_samples(entries: Sequence[PreparedTrial]) -> tuple[list[PreparedTrial], dict[str, Dataset]]:
-    datasets = _load_datasets(entries)
-    return [entry.with_samples(datasets) for entry in entries], datasets
-
-
 def _check_trials(config: Config, entries: Sequence[PreparedTrial], datasets: Mapping[str, Dataset]) -> float:
     """Plan a trial of each setting as a run would be planned; returns what a whole trial spends."""
     check_together(config, entries)
-    full = 0.0
-    seen: set[str] = set()
+    firsts: dict[str, PreparedTrial] = {}
     for entry in entries:
-        if entry.trial.setting in seen or len(seen) >= _CHECKED_SETTINGS:
-            continue
-        seen.add(entry.trial.setting)
-        full = max(full, _check_trial(config, entry, datasets[dataset_key(entry.config)]))
-    return full
+        firsts.setdefault(entry.trial.setting, entry)
+    checked = [*firsts.values()][:_CHECKED_SETTINGS]
+    return max((_check_trial(config, entry, datasets[dataset_key(entry.config)]) for entry in checked), default=0.0)
 
 
 def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> float:

@@ -202,10 +202,8 @@ class PreparedSweep:
     @property
     def left_out(self) -> list[PreparedTrial]:
         """Trials that the budget left without an end: not begun, or put away when its hours were over."""
-        return [] if self.allowance is None else [entry for entry in self.unfinished if not self._has_failed(entry)]
-
-    def _has_failed(self, entry: PreparedTrial) -> bool:
-        return RunFolder(self.folder.trial_path(entry.trial)).status == "failed"
+        entries = [] if self.allowance is None else self.unfinished
+        return [entry for entry in entries if RunFolder(self.folder.trial_path(entry.trial)).status != "failed"]
 
     @property
     def clock(self) -> StudyClock:

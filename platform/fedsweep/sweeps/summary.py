@@ -166,7 +166,7 @@ def summarise(
         differences=tuple(_compare(settings, [_figures_by_seed(group, metrics[0]) for _, group in ranked])),
         notes=(
             *notes,
-            *_under_way_notes(under_way),
+            *([f"figures of trials under way, since none has finished: {_some(under_way)}"] if under_way else []),
             *_uncompared_notes(settings),
             *_cohort_notes(folder, rows, load),
             *_remarks(folder, rows, load),
@@ -335,10 +335,6 @@ def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow], load: _Load) ->
             f" {_some(cohorts)}"
         )
     return sentences
-
-
-def _under_way_notes(labels: Sequence[str]) -> list[str]:
-    return [f"figures of trials under way, since none has finished: {_some(labels)}"] if labels else []
 
 
 def _uncompared_notes(settings: Sequence[SettingRow]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsweep.config.sweep import Constraint
@@ -80,8 +80,7 @@ def front_verdict(curves: Sequence[TrialCurve]) -> FrontVerdict | None:
         scaled = tuple(
             tuple((x - low) / span for x, low, span in zip(p, lows, spans, strict=True)) for p in curve.points
         )
-        own = TrialCurve(setting=curve.setting, seed=curve.seed, points=scaled, num_bytes=curve.num_bytes)
-        studies.setdefault(curve.seed, []).append(own)
+        studies.setdefault(curve.seed, []).append(replace(curve, points=scaled))
     counts: dict[int, int] = {}
     for study in studies.values():
         for setting in _on_front(study):
