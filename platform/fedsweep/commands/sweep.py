@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.terminal.interrupts import INTERRUPTED
 from fedsweep.commands.terminal.options import (
     AllowChangedCode,
     Dashboard,
@@ -20,7 +19,7 @@ from fedsweep.commands.terminal.options import (
     Quiet,
     examples,
 )
-from fedsweep.errors import ClusterLost, ConfigError, OutputError
+from fedsweep.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -114,7 +113,7 @@ class Asked:
 
 def begin(config: Config, folder: SweepFolder | None, options: Asked) -> None:
     """Run a sweep, or go on with or add to what its folder holds (by default one below ``runs``); end with its code."""
-    from fedsweep.commands.running.trials import after_loss, print_sweep, run_trials, taken_over, tell_interrupted
+    from fedsweep.commands.running.trials import print_sweep, run_trials, taken_over, way_on_told
     from fedsweep.runs.default_folder import default_folder
     from fedsweep.sweeps.prepare import prepare
     from fedsweep.sweeps.reuse import take_over
@@ -142,14 +141,9 @@ def begin(config: Config, folder: SweepFolder | None, options: Asked) -> None:
     if reused:
         take_over(prepared, reused, begun=going_on, overwrite=options.overwrite)
         going_on = True
-    try:
+    with way_on_told(folder, "sweep", what="the sweep"):
         how = {"overwrite": options.overwrite, "dashboard": options.dashboard, "quiet": options.quiet}
         summary = run_trials(prepared, going_on=going_on, called="trials", **how)
-    except KeyboardInterrupt:
-        tell_interrupted(folder, "sweep", what="the sweep")
-        raise typer.Exit(INTERRUPTED) from None
-    except ClusterLost as error:
-        raise after_loss(error, folder, "sweep") from error
     if code := _tell(summary, folder, quiet=options.quiet):
         raise typer.Exit(code)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedsweep.commands.terminal.interrupts import INTERRUPTED
-from fedsweep.errors import ClusterLost
-
 if TYPE_CHECKING:
     from fedsweep.reproduce.task import Reproduced, Task
     from fedsweep.sweeps.prepared import PreparedSweep
@@ -16,7 +13,7 @@ _FAILED = 1
 
 def make(task: Task, *, dashboard: bool, quiet: bool) -> int:
     """Make a table and print it; return the exit code."""
-    from fedsweep.commands.running.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.running.trials import run_trials, way_on_told
     from fedsweep.commands.terminal.output import note
 
     def run(prepared: PreparedSweep, going_on: bool) -> None:
@@ -24,13 +21,8 @@ def make(task: Task, *, dashboard: bool, quiet: bool) -> int:
             prepared, going_on=going_on, overwrite=task.overwrite, dashboard=dashboard, quiet=quiet, called="runs"
         )
 
-    try:
+    with way_on_told(task.folder, "reproduce", what="the first cell"):
         made = task.make(run=run, notify=(lambda text: None) if quiet else note)
-    except KeyboardInterrupt:
-        tell_interrupted(task.folder, "reproduce", what="the first cell")
-        return INTERRUPTED
-    except ClusterLost as error:
-        raise after_loss(error, task.folder, "reproduce") from error
     return _show(made, quiet=quiet)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.commands.terminal.interrupts import is_interrupted
+import typer
+
+from fedsweep.commands.terminal.interrupts import INTERRUPTED, is_interrupted
 from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
@@ -138,19 +141,24 @@ def run_trials(
         return run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard)[1]
 
 
-def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError:
-    """A cluster that was lost, and how the command that it ended goes on without it."""
-    from fedsweep.commands.terminal.output import command
+@contextlib.contextmanager
+def way_on_told(folder: SweepFolder, word: str, *, what: str) -> Iterator[None]:
+    """Tell how the command of this name goes on after an early end; where nothing was written, ``what`` had not begun.
 
-    way_on = f"go on with {command(*words, '--resume', '--out', folder.path)}" if folder.has_plan else "try again"
-    return RunError(f"{error}, so no trial can go on by itself; {way_on}")
-
-
-def tell_interrupted(folder: SweepFolder, *words: str, what: str) -> None:
-    """Tell the way to go on with the interrupted command; where nothing was written, ``what`` had not begun."""
+    Raises:
+        typer.Exit: It was interrupted.
+        RunError: The cluster was lost.
+    """
     from fedsweep.commands.terminal.output import command, note
 
-    if folder.has_plan:
-        note(f"interrupted; this goes on with it: {command(*words, '--resume', '--out', folder.path)}")
-    else:
-        note(f"interrupted before {what} began; nothing was written")
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder.has_plan:
+            note(f"interrupted; this goes on with it: {command(word, '--resume', '--out', folder.path)}")
+        else:
+            note(f"interrupted before {what} began; nothing was written")
+        raise typer.Exit(INTERRUPTED) from None
+    except ClusterLost as error:
+        way_on = f"go on with {command(word, '--resume', '--out', folder.path)}" if folder.has_plan else "try again"
+        raise RunError(f"{error}, so no trial can go on by itself; {way_on}") from error
