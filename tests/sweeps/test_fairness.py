@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
-from fedsweep.sweeps.fairness import chooser_of, comparable, notes, world_of
+from fedsweep.sweeps.fairness import comparable, notes, world_of
 from fedsweep.sweeps.prepared_trial import overlaid
 from fedsweep.sweeps.space import Trial, list_trials
 
@@ -22,7 +22,7 @@ def said(space: dict[str, Any], **sweep: Any) -> list[str]:
     base = load_config({"sweep": {"space": space, **sweep}})
     trials = list_trials(base)
     configs = [with_values(base, trial.values) for trial in trials]
-    return notes(trials, configs, chooser=chooser_of(base))
+    return notes(base, trials, configs)
 
 
 def test_methods_over_shared_seeds_need_no_note() -> None:
@@ -72,7 +72,7 @@ def test_seeds_that_differ_between_settings_are_named() -> None:
     trials = [
         Trial(number=k, values=v, label=str(v["method.name"]), folder=f"{k}") for k, v in enumerate(points, start=1)
     ]
-    [note] = notes(trials, [base, base])
+    [note] = notes(base, trials, [base, base])
     assert "different seeds (fedavg: 0; fedsgd: 1)" in note
 
 
@@ -90,6 +90,8 @@ def test_budgets_are_part_of_the_world_of_methods_alone_that_plan_with_them() ->
     assert comparable([world_of(config) for config in configs]) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]]
     assert comparable([world_of(config) for config in configs[:3]]) == [[0, 1, 2]]
     trials = [Trial(number=k, values={"seed": 0, "x": k}, label=str(k), folder=str(k)) for k in range(6)]
-    assert not any("different worlds" in note for note in notes(trials[:3], configs[:3]))
-    assert not any("different worlds" in note for note in notes(trials[:5:4], configs[:5:4]))
-    assert any("scenario.budgets" in note and "different worlds" in note for note in notes(trials[3:], configs[3:]))
+    assert not any("different worlds" in note for note in notes(configs[0], trials[:3], configs[:3]))
+    assert not any("different worlds" in note for note in notes(configs[0], trials[:5:4], configs[:5:4]))
+    assert any(
+        "scenario.budgets" in note and "different worlds" in note for note in notes(configs[0], trials[3:], configs[3:])
+    )

@@ -69,16 +69,14 @@ def plans_with_budgets(config: Config) -> bool:
     return type(build_method(config).pacing).costs is not Pacing.costs
 
 
-def notes(
-    trials: Sequence[Trial], configs: Sequence[Config], *, knows_seeds: bool = True, chooser: str | None = None
-) -> list[str]:
+def notes(config: Config, trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
     """Return notes for a reader of the comparison; none where trials differ in method and seed alone.
 
-    The trials' resolved configurations are in the same order. For ``knows_seeds`` see :func:`knows_seeds`.
-    A chooser is what judges trials while the sweep goes on without a look at their worlds; see :func:`chooser_of`.
+    The trials' resolved configurations are in the same order, and before them the sweep's.
     """
-    flats = [flat_config(config.tree()) for config in configs]
-    planning = [flat for flat, config in zip(flats, configs, strict=True) if plans_with_budgets(config)]
+    sweep, chooser = config.sweep, _chooser_of(config)
+    flats = [flat_config(own.tree()) for own in configs]
+    planning = [flat for flat, own in zip(flats, configs, strict=True) if plans_with_budgets(own)]
     differing = config_table(flats).differing
     sentences = []
     changed = [key for key in keys_below(_WORLD, differing) if not keys_below(_BUDGETS, [key])]
@@ -94,15 +92,11 @@ def notes(
             f"trials differ in {some_of(changed, _SHOWN)}: partition and initial model are shared, but a difference may"
             " come from these keys as well as from the method"
         )
-    return sentences + (_seed_notes(trials) if knows_seeds else [])
+    # A search gives seeds out itself, and ``pbt`` takes one alone.
+    return sentences + ([] if sweep.search == "optuna" or sweep.scheduler == "pbt" else _seed_notes(trials))
 
 
-def knows_seeds(config: Config) -> bool:
-    """Check that a space may say which seeds settings have: no search gives them out, and ``pbt`` takes one alone."""
-    return config.sweep.search != "optuna" and config.sweep.scheduler != "pbt"
-
-
-def chooser_of(config: Config) -> str | None:
+def _chooser_of(config: Config) -> str | None:
     """Return what ends trials by their figures alone; None where nothing does, or world by world."""
     if config.sweep.scheduler not in (None, "front"):
         return f"sweep.scheduler={config.sweep.scheduler}"

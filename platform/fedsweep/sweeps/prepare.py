@@ -15,7 +15,7 @@ from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.guard import guarded
 from fedsweep.results.texts import is_accuracy
-from fedsweep.sweeps.fairness import chooser_of, knows_seeds, notes
+from fedsweep.sweeps.fairness import notes
 from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.prepared_trial import PreparedTrial, dataset_key, make_entry
 from fedsweep.sweeps.reuse import check_code, extended
@@ -100,7 +100,7 @@ def prepare(
     full = _check_trials(config, samples, datasets)
     if trials is None:
         sampled, configs = [e.trial for e in samples], [e.config for e in samples]
-        sentences += notes(sampled, configs, knows_seeds=knows_seeds(config), chooser=chooser_of(config))
+        sentences += notes(config, sampled, configs)
         sentences += [*_doubtful_aims(config, configs[0]), *([_PBT_NOTE] if config.sweep.scheduler == "pbt" else [])]
     prepared = PreparedSweep(
         config=config,
