@@ -91,15 +91,11 @@ def _print(evaluated: Evaluated, console: Console) -> None:
     )
     for name, value in evaluated.metrics.items():
         print(f"{name} {value:.4f}")
-    if not has_classes:
-        if evaluated.figures:
-            _print_spread(evaluated, console)
-        return
-    if len(evaluated.confusion) <= _MOST_CLASSES:
-        _print_classes(evaluated, console)
-    else:
-        _print_confusions(evaluated, console)
-    _print_spread(evaluated, console)
+    if has_classes:
+        show = _print_classes if len(evaluated.confusion) <= _MOST_CLASSES else _print_confusions
+        show(evaluated, console)
+    if has_classes or evaluated.figures:
+        _print_spread(evaluated, console)
 
 
 def _print_classes(evaluated: Evaluated, console: Console) -> None:

@@ -31,10 +31,16 @@ def partition(config: Config, overrides: Overrides = None, plot: Plot = None) ->
     """
     import numpy as np
 
-    loaded, world, title, has_own = _built_world(config, overrides or [])
+    from fedsweep.config.load import load_config
+    from fedsweep.experiment.build_world import build_world, dataset_of
+
+    loaded = load_config(config, overrides or [])
+    data = dataset_of(loaded.scenario)
+    world = build_world(loaded, data)
     counts_NC = np.stack([profile.label_counts for profile in world.profiles])
+    has_own = data.train.strata is not None and not world.data.learned.has_classes
     stratum = "stratum" if has_own else type(world.data.learned).stratum
-    _print_counts(counts_NC, title, stratum=stratum)
+    _print_counts(counts_NC, loaded, stratum=stratum)
     if plot is not None:
         from fedsweep.figures.partition import plot_partition
 
@@ -57,21 +63,7 @@ def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, p
     print(f"picture: {path.absolute()}")
 
 
-def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, World, str, bool]:
-    """Return the configuration, its world, a title, and whether strata of the data's own are counted."""
-    from fedsweep.config.load import load_config
-    from fedsweep.experiment.build_world import build_world, dataset_of
-
-    loaded = load_config(config, overrides)
-    scenario = loaded.scenario
-    data = dataset_of(scenario)
-    world = build_world(loaded, data)
-    how = ", ".join(f"{key}={value}" for key, value in scenario.partition.parameters.items())
-    title = f"{scenario.dataset}, {scenario.partition.kind}{f' ({how})' if how else ''}, seed {loaded.seed}"
-    return loaded, world, title, data.train.strata is not None and not world.data.learned.has_classes
-
-
-def _print_counts(counts_NC: np.ndarray, title: str, *, stratum: str) -> None:
+def _print_counts(counts_NC: np.ndarray, config: schema.Config, *, stratum: str) -> None:
     from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
@@ -95,8 +87,11 @@ def _print_counts(counts_NC: np.ndarray, title: str, *, stratum: str) -> None:
     if stratum != "class" and num_classes > 1:
         print(f"cN: {stratum} N of {num_classes}, from 0")
     sizes_N, classes_N = counts_NC.sum(axis=1), (counts_NC > 0).sum(axis=1)
+    scenario = config.scenario
+    how = ", ".join(f"{key}={value}" for key, value in scenario.partition.parameters.items())
     print(
-        f"{title}: {num_clients} clients, {sizes_N.min()} to {sizes_N.max()} samples (mean {sizes_N.mean():.1f}),"
+        f"{scenario.dataset}, {scenario.partition.kind}{f' ({how})' if how else ''}, seed {config.seed}:"
+        f" {num_clients} clients, {sizes_N.min()} to {sizes_N.max()} samples (mean {sizes_N.mean():.1f}),"
         f" {classes_N.min()} to {classes_N.max()} {kinds} (mean {classes_N.mean():.1f});"
         f" mean KL {kl_N.mean():.3f}, mean JS {js_N.mean():.3f}"
     )

@@ -70,8 +70,8 @@ def sole_writer(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         yield
     finally:
         del _held[name]
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(handle), os.lstat(folder / LOCK)):
+        if _is_current(handle, folder):
+            with contextlib.suppress(OSError):
                 (folder / LOCK).unlink()
         os.close(handle)
         _unmake(made)

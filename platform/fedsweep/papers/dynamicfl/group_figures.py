@@ -44,7 +44,7 @@ def membership(scene: Scene) -> Figure:
     )
     for axes, run, cells_NR in shown:
         draw_membership(axes, cells_NR, first_round=first_round(run))
-    legend_below(figure, membership_handles())
+    legend_below(figure, patch_handles(GROUP_LOOKS[level] for level in (COHORT, HIGH)))
     return figure
 
 
@@ -58,7 +58,10 @@ def group_labels(scene: Scene) -> Figure:
     figure, shown = panels_of(scene, shares, "a high-frequency group and a table of clients")
     for axes, _, labels in shown:
         draw_group_labels(axes, labels)
-    legend_below(figure, group_label_handles())
+    groups = [(f"{GROUP_LOOKS[level][0]} group", GROUP_LOOKS[level][1]) for level in (COHORT, HIGH)]
+    population = line_handle("population", Look(colour=_POPULATION, marker=""), linewidth=1.0)
+    own = [line_handle(label, Look(colour=colour, marker="o"), markersize=3.0) for label, colour in groups]
+    legend_below(figure, [population, *own])
     return figure
 
 
@@ -79,11 +82,6 @@ def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -
     axes.set_ylabel("client")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def membership_handles() -> list[Any]:
-    """Make the legend's handles of :func:`draw_membership`'s colours."""
-    return patch_handles(GROUP_LOOKS[level] for level in (COHORT, HIGH))
 
 
 def draw_group_labels(axes: Axes, labels: GroupLabels) -> None:
@@ -108,12 +106,3 @@ def draw_group_labels(axes: Axes, labels: GroupLabels) -> None:
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=None))
-
-
-def group_label_handles() -> list[Any]:
-    """Make the legend's handles of :func:`draw_group_labels`'s marks."""
-    groups = [(f"{GROUP_LOOKS[level][0]} group", GROUP_LOOKS[level][1]) for level in (COHORT, HIGH)]
-    return [
-        line_handle("population", Look(colour=_POPULATION, marker=""), linewidth=1.0),
-        *(line_handle(label, Look(colour=colour, marker="o"), markersize=3.0) for label, colour in groups),
-    ]
