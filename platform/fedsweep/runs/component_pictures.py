@@ -35,21 +35,17 @@ def png_bytes(picture: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def write_pictures(folder: Path, pictures: Mapping[str, np.ndarray]) -> list[Path]:
+def write_pictures(folder: Path, pictures: Mapping[str, np.ndarray]) -> None:
     """Write the pictures that are not there yet; a name stands for one picture for ever.
 
     Args:
         folder: The run folder.
         pictures: By name, without an ending.
 
-    Returns:
-        The files that were written.
-
     Raises:
         InvariantError: A name is no plain file name, or a picture has a wrong shape.
         RunError: A file can't be written.
     """
-    written = []
     for name, picture in pictures.items():
         if not _NAME.fullmatch(name):
             raise InvariantError(f"a picture's name has letters, digits, '_', '-' and '.' alone, but got {name!r}")
@@ -62,5 +58,3 @@ def write_pictures(folder: Path, pictures: Mapping[str, np.ndarray]) -> list[Pat
             atomic_write(path, data)
         except OSError as error:
             raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
-        written.append(path)
-    return written

@@ -75,14 +75,11 @@ class Mirror:
                 self._fetch(name)
             self._copied[name] = _stamp(path)
 
-    def pull_file(self, name: str) -> bool:
-        """Bring one file of the copy into the folder; return whether it is there."""
-        try:
+    def pull_file(self, name: str) -> None:
+        """Bring one file of the copy into the folder, where it is there."""
+        with contextlib.suppress(FileNotFoundError):
             self._fetch(name)
-        except FileNotFoundError:
-            return False
-        self._copied[name] = _stamp(self._folder / name)
-        return True
+            self._copied[name] = _stamp(self._folder / name)
 
     def trust(self) -> None:
         """Take objects of checkpoints that the copy has with their size for copied, and the rest for old.
