@@ -192,12 +192,10 @@ def _how_to_read(grid: Grid) -> list[str]:
     sentences = [f"Each cell: {names}, as measured{beside if grid.table.printed else ''}."]
     usual = grid.usual_count
     if usual is not None:
-        sentences.append(
-            f"Each figure is {'of one seed' if usual == 1 else f'the mean over {usual} seeds'}, but where"
-            " [n] says of n, [k/n] of the k of n seeds that have it."
-            if any((figure.count or figure.never) != usual or 0 < figure.count < figure.of for _, _, figure in every)
-            else f"Each figure is {'of one seed' if usual == 1 else f'the mean over {usual} seeds'}."
-        )
+        whose = "of one seed" if usual == 1 else f"the mean over {usual} seeds"
+        varies = any((figure.count or figure.never) != usual or 0 < figure.count < figure.of for _, _, figure in every)
+        but = ", but where [n] says of n, [k/n] of the k of n seeds that have it" if varies else ""
+        sentences.append(f"Each figure is {whose}{but}.")
     if any(figure.sd is not None for _, _, figure in every):
         sentences.append("±, measured: sample standard deviation over seeds.")
     if any(isinstance(v, list) for r in grid.table.printed.values() for c in r.values() for v in c.values()):

@@ -100,7 +100,6 @@ class _Comparing(TrialScheduler):
         return trial.trial_id not in self._passed_over and not math.isnan(figure)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Decide whether a trial goes on after a round."""
         if not self._is_compared(trial, result):
             return TrialScheduler.CONTINUE
         decision: str = super().on_trial_result(tune_controller, trial, result)
@@ -110,7 +109,6 @@ class _Comparing(TrialScheduler):
         return TrialScheduler.CONTINUE
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Take note of a trial's last round."""
         if self._is_compared(trial, result):
             super().on_trial_complete(tune_controller, trial, result)
 
@@ -143,7 +141,6 @@ class FrontScheduler(FIFOScheduler):
                     self._front(world).is_dominated(entry.trial.folder, figures)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Decide whether a trial goes on after a round."""
         own = trial.config[TRIAL]
         if not result.get(TESTED):
             return TrialScheduler.CONTINUE
@@ -152,7 +149,6 @@ class FrontScheduler(FIFOScheduler):
         return TrialScheduler.STOP if is_dominated else TrialScheduler.CONTINUE
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Take note of a trial's last round."""
         self.on_trial_result(tune_controller, trial, result)
 
     def _front(self, world: str) -> CurveFront:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,6 @@ def print_trials(
 ) -> None:
     """Print a table of trials with each one's reservation, and its costs where they are given by trials' folders."""
     from fedsweep.commands.terminal.output import make_console, make_table
-    from fedsweep.results.texts import bytes_text
 
     spent = [] if costs is None else ["steps", "bytes", "FLOPs"]
     table = make_table(heading, "seed", "client actors", "CPU", "GPU", "rounds", *spent)
@@ -37,12 +36,14 @@ def print_trials(
             str(entry.share.actors) if entry.share.actors else "in process",
             *(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g}" for kind in ("CPU", "GPU")),
             str(entry.config.training.rounds),
-            *(_cost_cells((costs or {}).get(entry.trial.folder), bytes_text) if spent else ()),
+            *([] if costs is None else _cost_cells(costs.get(entry.trial.folder))),
         )
     make_console().print(table, markup=False)
 
 
-def _cost_cells(cost: Forecast | None, bytes_text: Callable[[float], str]) -> list[str]:
+def _cost_cells(cost: Forecast | None) -> list[str]:
+    from fedsweep.results.texts import bytes_text
+
     if cost is None:
         return ["-"] * 3
     about = "" if cost.exact else "~"
