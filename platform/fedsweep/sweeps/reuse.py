@@ -200,9 +200,7 @@ def _begin_warm(places: Sequence[Path], prepared: PreparedSweep) -> None:
 
 
 def not_taken(refused: Mapping[Path, str]) -> str:
-    """Return a sentence on runs of other code, by what changed since; empty where there are none."""
-    if not refused:
-        return ""
+    """Return a sentence on runs of other code, one or more, by what changed since."""
     count, places = len(refused), ", ".join(dict.fromkeys(path.parent.name for path in refused))
     whose = "a finished run" if count == 1 else f"{count} finished runs"
     return f"{whose} of the same configuration in {places} not taken over: other code ({next(iter(refused.values()))})"

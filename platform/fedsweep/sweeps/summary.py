@@ -32,7 +32,6 @@ _ALWAYS = ("test_accuracy", "best_test_accuracy", "total_bytes", "comm_ratio", "
 _ALSO = ("flops", "local_steps", "wall_time_s", "sync_points", "over_budget", "values_up", "values_down")
 # Comparing everything with everything is of no use to anyone beyond this.
 _MOST_COMPARED = 40
-_MISSING = "missing"
 _Load = Callable[[Path], RunView]
 
 
@@ -210,7 +209,7 @@ def _trial_row(
 ) -> TrialRow:
     path = folder.trial_path(trial)
     seed = trial.seed if trial.seed is not None else config.seed
-    status, view = _MISSING, None
+    status, view = "missing", None
     reason: str | None = "nothing of it was written"
     if (path / CONFIG).is_file():
         try:

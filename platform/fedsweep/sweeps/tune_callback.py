@@ -59,15 +59,11 @@ def tracked(entry: PreparedTrial, *, folder: Any, sweep: str) -> RunInfo:
     )
 
 
-class Nothing:
-    """The stand-in for a part of the driver in such a state."""
-
-
 class KeptHere:
-    """Leaves :class:`Nothing` behind when it is pickled, and is itself when it is copied."""
+    """Leaves a plain object behind when it is pickled, and is itself when it is copied."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Nothing, ()
+        return object, ()
 
     def __copy__(self) -> KeptHere:
         return self
