@@ -30,6 +30,7 @@ from fedsweep.reproduce.given import taken_from_files
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
 from fedsweep.results.texts import seconds_text
 from fedsweep.submodel import FULL_MODEL
+from fedsweep.sweeps.prepared_trial import dataset_key
 from fedsweep.world.data.datasets import DATASETS, Dataset, is_present, stand_in
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Estimator:
 
     def _dataset(self, config: Config) -> Dataset:
         scenario = config.scenario
-        key = json.dumps([scenario.dataset, scenario.root, scenario.image_size])
+        key = dataset_key(config)
         if key not in self._datasets:
             self._datasets.clear()  # one at a time is enough, and some are large
             if scenario.dataset in DATASETS and not is_present(scenario.dataset, root=scenario.root):

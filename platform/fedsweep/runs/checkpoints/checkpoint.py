@@ -25,14 +25,7 @@ from fedsweep.errors import ConfigError, DataError, OutputError, RunError
 from fedsweep.records import RoundRecord, State
 from fedsweep.runs.checkpoints.record_codec import pack, unpack
 from fedsweep.runs.checkpoints.state_codec import from_bytes, refuse_constant, to_bytes
-from fedsweep.runs.files import (
-    ObjectRef,
-    ObjectStore,
-    read_plain,
-    sweep_temporaries,
-    sync_folder,
-    write_durably,
-)
+from fedsweep.runs.files import ObjectRef, ObjectStore, read_plain, sweep_temporaries, sync_folder, write_durably
 
 _FORMAT = "fedsweep checkpoint"
 _VERSION = 1

@@ -21,14 +21,7 @@ from fedsweep.results.texts import canonical
 from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
 from fedsweep.streams import stream
 from fedsweep.sweeps.search.rungs import TriedSetting, most_doubtful, told_means
-from fedsweep.sweeps.space import (
-    SEED,
-    SettingSpace,
-    Trial,
-    point_space,
-    setting_space,
-    setting_spaces,
-)
+from fedsweep.sweeps.space import SEED, SettingSpace, Trial, point_space, setting_space, setting_spaces
 from fedsweep.sweeps.sweep_folder import STUDY_FILE
 from fedsweep.sweeps.trial import TESTED, TuneReport, metric_values
 
@@ -196,16 +189,9 @@ class Search(Proposals):
         for trial in trials:
             outcome = outcomes.get(trial.number)
             if outcome is not None and trial.folder not in there:
-                attributes = {"folder": trial.folder, SEED: trial.seed}
-                study.add_trial(
-                    self._frozen(
-                        trial.values,
-                        outcome.values,
-                        failed=outcome.values is None,
-                        excess=outcome.excess,
-                        **attributes,
-                    )
-                )
+                failed, facts = outcome.values is None, {"folder": trial.folder, SEED: trial.seed}
+                own = self._frozen(trial.values, outcome.values, failed=failed, excess=outcome.excess, **facts)
+                study.add_trial(own)
 
     @property
     def _directions(self) -> list[Any]:
