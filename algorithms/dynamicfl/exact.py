@@ -10,7 +10,6 @@ Shape letters: C classes, E usable clients, M moves.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +37,6 @@ class Solution:
         kl: Its divergence in nats; infinite for the empty group.
         lower_bound: No admissible group has a smaller one; at most ``kl``.
         certified: ``kl`` is the least there is, to 1e-12 nats.
-        seconds: Time taken.
         pairs: Work done, as :class:`~fedsweep.algorithms.dynamicfl.exact_levels.Work` counts it.
     """
 
@@ -46,7 +44,6 @@ class Solution:
     kl: float
     lower_bound: float
     certified: bool
-    seconds: float
     pairs: int
 
 
@@ -57,7 +54,7 @@ class ExactGroup(GroupChooser):
     Attributes:
         max_pairs: Limit on the work, in pairs of subset sums looked at; None: none. The default takes a second or two
             on one core and proves the optimum for nearly all cohorts of thirty clients and ten classes. A limit on time
-            would make the group depend on the machine, so only :meth:`solve` has one.
+            would make the group depend on the machine.
         orders: Random orders of the DynaComm that it starts from, at least 1.
 
     Source: None; DynamicFL compares with exhaustive search, which ends at some twenty clients.
@@ -69,20 +66,17 @@ class ExactGroup(GroupChooser):
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         return self.solve(problem, size=size).group
 
-    def solve(self, problem: GroupProblem, *, size: int | None = None, seconds: float | None = None) -> Solution:
+    def solve(self, problem: GroupProblem, *, size: int | None = None) -> Solution:
         """Return the best group, with the bounds of the optimum.
 
         Args:
             problem: The clients and the budgets; its stream draws the starting orders.
             size: Of the group; None: at most ``problem.max_size``.
-            seconds: Limit on the time, on top of ``max_pairs``; None: none, then the solution is deterministic but for
-                its time.
 
         Raises:
             ConfigError: No group has this size.
         """
-        start = time.perf_counter()
-        work = Work(max_pairs=self.max_pairs, deadline=None if seconds is None else start + seconds)
+        work = Work(max_pairs=self.max_pairs)
         able = usable(problem)
         members, lower_bound = np.zeros(0, dtype=np.int64), math.inf
         if sizes := sizes_of(problem, len(able.rows_E), size):
@@ -96,7 +90,6 @@ class ExactGroup(GroupChooser):
             kl=kl,
             lower_bound=lower_bound,
             certified=kl == math.inf or kl - lower_bound <= TIE,
-            seconds=time.perf_counter() - start,
             pairs=work.pairs,
         )
 

@@ -15,7 +15,6 @@ Shape letters: B blocks, C classes, E clients, K directions, P points (subsets o
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,19 +38,16 @@ class Work:
     Attributes:
         max_pairs: Pairs of subset sums looked at, of ten classes; those of 100 classes count tenfold, and a group that
             is computed exactly counts as two pairs per class. None: no limit.
-        deadline: In ``time.perf_counter`` seconds; None: no limit. What a deadline cuts off differs between runs.
     """
 
-    def __init__(self, *, max_pairs: int | None, deadline: float | None = None) -> None:
+    def __init__(self, *, max_pairs: int | None) -> None:
         self.max_pairs = max_pairs
-        self.deadline = deadline
         self.pairs = 0
 
     def spend(self, pairs: int) -> bool:
-        """Count pairs that are about to be looked at; false where a limit forbids it."""
+        """Count pairs that are about to be looked at; false where the limit forbids it."""
         self.pairs += pairs
-        late = self.deadline is not None and time.perf_counter() > self.deadline
-        return not late and (self.max_pairs is None or self.pairs <= self.max_pairs)
+        return self.max_pairs is None or self.pairs <= self.max_pairs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

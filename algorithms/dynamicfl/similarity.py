@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from fedsweep import ConfigError, InvariantError, Stream
+from fedsweep import InvariantError, Stream
 from fedsweep.components import PASSES_OF_A_STEP, Count, LocalClient, Payload, Probe
 
 from ..feddhad.degrees import loss_gradient
@@ -30,16 +30,12 @@ def sketch(update_V: Floats, *, features: int, stream: Stream) -> Floats:
 
     Args:
         update_V: A client's model minus the anchor, flat; or its gradient at the anchor.
-        features: Length of the sketch; squared distances have a relative error of about ``sqrt(2 / features)``.
+        features: Length of the sketch, at least 1; squared distances have a relative error of about
+            ``sqrt(2 / features)``.
         stream: Places and signs; the same for all clients, so that the mean of sketches is the sketch of the mean.
-
-    Raises:
-        ConfigError: ``features`` is below 1.
 
     Source: count sketch (Charikar, Chen and Farach-Colton, 2002): each value is added to one place with a sign.
     """
-    if features < 1:
-        raise ConfigError(f"a sketch must have at least 1 feature, but got {features}")
     generator = stream.numpy()
     places_V = generator.integers(0, features, size=len(update_V))
     signs_V = generator.integers(0, 2, size=len(update_V)) * 2.0 - 1.0

@@ -75,7 +75,6 @@ def test_twenty_clients_of_ten_classes_are_certified_and_beat_dynacomm() -> None
         chosen = instance(seed, 20, 10, concentration=0.3, budgets=False)
         solution = ExactGroup().solve(chosen)
         assert solution.certified
-        assert solution.seconds < 1
         gains.append(group_divergence(chosen, DynaComm().choose(chosen)) - solution.kl)
     assert min(gains) >= -1e-12
     assert max(gains) > 1e-5
@@ -92,9 +91,9 @@ def test_a_limit_leaves_a_valid_bound_and_an_admissible_group() -> None:
     assert not ExactGroup(max_pairs=1).solve(chosen).certified
 
 
-def test_a_time_limit_of_nothing_still_gives_a_group_and_a_bound() -> None:
+def test_a_limit_of_one_pair_still_gives_a_group_and_a_bound() -> None:
     chosen = instance(0, 26, 10, concentration=0.3, budgets=False)
-    solution = ExactGroup().solve(chosen, seconds=0)
+    solution = ExactGroup(max_pairs=1).solve(chosen)
     assert solution.group
     assert not solution.certified
     assert 0 <= solution.lower_bound < solution.kl
