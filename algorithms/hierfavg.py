@@ -5,9 +5,9 @@ Source: Liu, Zhang, Song, Letaief (2020): Client-edge-cloud hierarchical federat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
 from fedsweep.components import (
@@ -23,6 +23,7 @@ from fedsweep.components import (
     Tree,
     cut_round,
     due_steps,
+    takes,
 )
 
 
@@ -42,16 +43,15 @@ class TwoLevels(Pacing):
     The state has the edges whose work the server does not have yet, and the last round that had clients.
 
     Attributes:
-        edge_interval: Local steps between two averages at an edge, at least 1; also at the round's end.
-        server_interval: Rounds between two averages at the server, at least 1; also after round ``training.rounds``.
-            One that falls on a round without clients takes place in the next that has some.
+        edge_interval: Local steps between two averages at an edge; also at the round's end.
+        server_interval: Rounds between two averages at the server; also after the last of training.rounds.
     """
 
     has_hubs: ClassVar[bool] = True
     syncs_inside: ClassVar[bool] = True
 
-    edge_interval: Count
-    server_interval: Count
+    edge_interval: Count = 10
+    server_interval: Count = 1
 
     def init(self, context: ServerContext) -> State:
         """Return the state in which every edge is to be sent the server's model.
@@ -98,12 +98,10 @@ def _at_edges(point: SyncPoint, tree: Tree, ready: Mapping[int, float], clock: f
             replace(job, model=edge, not_before=ready.get(edge, clock))
             for job, edge in ((job, tree.edge_of(job.client)) for job in point.start)
         ),
-        merges=tuple(Merge(hub=edge, clients=_clients_of(edge, point.attend, tree)) for edge in edges),
+        merges=tuple(
+            Merge(hub=edge, clients=tuple(k for k in point.attend if tree.edge_of(k) == edge)) for edge in edges
+        ),
     )
-
-
-def _clients_of(edge: int, clients: Sequence[int], tree: Tree) -> tuple[int, ...]:
-    return tuple(client for client in clients if tree.edge_of(client) == edge)
 
 
 @with_card(
@@ -115,7 +113,8 @@ def _clients_of(edge: int, clients: Sequence[int], tree: Tree) -> tuple[int, ...
         limits=(Limit(given={"edge_interval": 1000}, tolerance=1e-6),),
     )
 )
-def hierfavg(*, edge_interval: Count = 10, server_interval: Count = 1) -> FederatedMethod:
+@takes(TwoLevels)
+def hierfavg(**parameters: Any) -> FederatedMethod:
     """Edge servers average their clients' models every few local steps, the server the edges' every few rounds.
 
     The clients of an edge are those of ``scenario.topology`` (tree). With one edge it is DynamicSGD at that interval,
@@ -126,10 +125,5 @@ def hierfavg(*, edge_interval: Count = 10, server_interval: Count = 1) -> Federa
     the server that falls on a round without clients takes place in the next that has some. Reading: at the
     server an edge counts by the samples of those of its clients that took part in its last round, not in all rounds
     since the server's last average.
-
-    Args:
-        edge_interval: Local steps between two averages at an edge; also at the round's end.
-        server_interval: Rounds between two averages at the server; also after the last of training.rounds.
     """
-    pacing = TwoLevels(edge_interval=edge_interval, server_interval=server_interval)
-    return FederatedMethod(name="hierfavg", pacing=pacing)
+    return FederatedMethod(name="hierfavg", pacing=TwoLevels(**parameters))

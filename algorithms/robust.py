@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import torch
 from annotated_types import Ge, Lt
@@ -24,6 +24,7 @@ from fedsweep.components import (
     CountOrZero,
     Positive,
     SyncContext,
+    takes,
     weighted_mean,
 )
 
@@ -32,15 +33,8 @@ BelowHalf = Annotated[float, Ge(0), Lt(0.5)]
 
 
 def _models(updates: Sequence[ClientUpdate]) -> list[Tensor]:
-    """Return the attendees' models [V].
-
-    Raises:
-        ValueError: Some have none.
-    """
-    models = [update.vector for update in updates if update.vector is not None]
-    if len(models) < len(updates):
-        raise ValueError("an aggregation needs the attendees' models")
-    return models
+    """Return the attendees' models [V]."""
+    return [cast(Tensor, update.vector) for update in updates]
 
 
 def _mean(models: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -57,7 +51,7 @@ class TrimmedMean(Aggregation):
         share: Of the attendees that is left out on either side, rounded down, 0 to below 0.5.
     """
 
-    share: BelowHalf
+    share: BelowHalf = 0.1
 
     def combine(self, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
         models_MV = torch.stack(_models(updates)).sort(0).values
@@ -85,11 +79,11 @@ class Krum(Aggregation):
 
     Attributes:
         wrong: Attendees that may be wrong.
-        chosen: Models of the lowest scores that are averaged; 1: Krum, more: multi-Krum.
+        chosen: Models that are averaged, those with the lowest scores; 1: Krum, more: multi-Krum.
     """
 
-    wrong: CountOrZero
-    chosen: Count
+    wrong: CountOrZero = 1
+    chosen: Count = 1
 
     def combine(self, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
         models = _models(updates)
@@ -109,10 +103,10 @@ class NormBound(Aggregation):
     """The weighted mean of models whose moves from the hub's model, over the params, are cut to a norm.
 
     Attributes:
-        bound: Greatest 2-norm of a move, above 0.
+        bound: Greatest 2-norm of a client's move from the server's model, above 0.
     """
 
-    bound: Positive
+    bound: Positive = 1.0
 
     def combine(self, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
         params, models = slice(sync.layout.num_params), []
@@ -140,13 +134,10 @@ def fedmedian() -> FederatedMethod:
         limits=(Limit(given={"share": 0.0}, tolerance=1e-6, equal_sizes=True),),
     )
 )
-def trimmed_mean(*, share: BelowHalf = 0.1) -> FederatedMethod:
-    """FedAvg with the mean of each coordinate without its extreme values.
-
-    Args:
-        share: Of the attendees that is left out on either side, rounded down, 0 to below 0.5.
-    """
-    return FederatedMethod(name="trimmed_mean", aggregation=TrimmedMean(share=share))
+@takes(TrimmedMean)
+def trimmed_mean(**parameters: Any) -> FederatedMethod:
+    """FedAvg with the mean of each coordinate without its extreme values."""
+    return FederatedMethod(name="trimmed_mean", aggregation=TrimmedMean(**parameters))
 
 
 @with_card(
@@ -156,14 +147,10 @@ def trimmed_mean(*, share: BelowHalf = 0.1) -> FederatedMethod:
         limits=(Limit(given={"chosen": 1000}, tolerance=1e-6, equal_sizes=True),),
     )
 )
-def krum(*, wrong: CountOrZero = 1, chosen: Count = 1) -> FederatedMethod:
-    """FedAvg with the model that lies closest to most others in place of the mean.
-
-    Args:
-        wrong: Attendees that may be wrong.
-        chosen: Models that are averaged, those with the lowest scores; 1: Krum, more: multi-Krum.
-    """
-    return FederatedMethod(name="krum", aggregation=Krum(wrong=wrong, chosen=chosen))
+@takes(Krum)
+def krum(**parameters: Any) -> FederatedMethod:
+    """FedAvg with the model that lies closest to most others in place of the mean."""
+    return FederatedMethod(name="krum", aggregation=Krum(**parameters))
 
 
 @with_card(
@@ -174,10 +161,7 @@ def krum(*, wrong: CountOrZero = 1, chosen: Count = 1) -> FederatedMethod:
         limits=(Limit(given={"bound": 1e9}),),
     )
 )
-def norm_bound(*, bound: Positive = 1.0) -> FederatedMethod:
-    """FedAvg with moves that are cut to a norm.
-
-    Args:
-        bound: Greatest 2-norm of a client's move from the server's model, above 0.
-    """
-    return FederatedMethod(name="norm_bound", aggregation=NormBound(bound=bound))
+@takes(NormBound)
+def norm_bound(**parameters: Any) -> FederatedMethod:
+    """FedAvg with moves that are cut to a norm."""
+    return FederatedMethod(name="norm_bound", aggregation=NormBound(**parameters))
