@@ -105,9 +105,7 @@ class OwnDropout(UnitDropout):
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
         due = self._due(state)
-        own = self._own_scores(state)
-        taken = {field.name: getattr(own, field.name) for field in dataclasses.fields(UnitScores)}
-        return (OwnScores(**taken, clients=due),) if due else ()
+        return (OwnScores(**vars(self._own_scores(state)), clients=due),) if due else ()
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         parts: dict[int, SubModel] = dict.fromkeys(context.cohort, FULL_MODEL)

@@ -103,7 +103,7 @@ class JensenShannon(Weighting):
     """Samples over the Jensen-Shannon divergence of the client's labels: FedJS, FedDH without learning.
 
     Attributes:
-        floor: Smallest degree, above 0.
+        floor: Smallest divergence that counts.
 
     Source: FedDHAD, the static comparator. Reading: the paper has no floor, but equal distributions give a
     degree of 0.
@@ -114,7 +114,6 @@ class JensenShannon(Weighting):
     floor: Positive = 1e-3
 
     def registration(self) -> tuple[str, ...]:
-        """Register the label counts."""
         return ("label_counts",)
 
     def init(self, context: ServerContext) -> State:
@@ -268,8 +267,4 @@ def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
 def sent_gradient(update: ClientUpdate) -> Tensor | None:
     """Return :class:`GradientAtAnchor`'s gradient as a vector [V] of the client's sub-model; None: there is none."""
     sent = update.extras.get("gradient_at_anchor/gradient")
-    if sent is None:
-        return None
-    vector = torch.zeros(update.layout.num_values, dtype=sent.dtype)
-    vector[: len(sent)] = sent
-    return vector
+    return None if sent is None else update.layout.padded(sent)

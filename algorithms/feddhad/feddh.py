@@ -12,6 +12,7 @@ Shape letters: C classes, M attendees, N federation, P trained parameters.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -129,7 +130,6 @@ class NonIIDDegree(Weighting):
         return self.estimate == "gradients"
 
     def registration(self) -> tuple[str, ...]:
-        """Register the label counts, unless they are estimated."""
         return ("label_counts",) if self.estimate == "counts" else ()
 
     def init(self, context: ServerContext) -> State:
@@ -158,14 +158,11 @@ class NonIIDDegree(Weighting):
         }
 
     def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
-        notes = () if self.estimate == "gradients" else note_of_equals(context, self._what_is_left)
+        rest = f"sizes {'and the offsets b' if self.learning_rate_b else 'alone'}"
+        notes = () if self.estimate == "gradients" else note_of_equals(context, rest)
         if state is None and self._learns and self.gradient == "explicit":
             notes += ("forecasts leave out the pass that clients take for the gradient (method.gradient=explicit)",)
         return notes
-
-    @property
-    def _what_is_left(self) -> str:
-        return f"sizes {'and the offsets b' if self.learning_rate_b else 'alone'}"
 
     def _proxy(self, context: ServerContext) -> dict[str, Tensor] | None:
         wanted = "gradient=proxy" if self.gradient == "proxy" and self._learns else ""
@@ -280,19 +277,15 @@ class NonIIDDegree(Weighting):
             return mean_gradient(sums)
         parts = [in_whole(u, sync) for u in updates]
         mean = coverage_mean(sync.vector, [c.vector for c in parts], [c.cover for c in parts], weights.tolist())
-        views, names = sync.layout.views(mean), sync.layout.params(mean)
-        was_training = sync.model.training
-        sync.model.eval()
-        gradient = loss_gradient(
-            lambda own, x: logits_with(sync.model, {**views, **own}, x),
-            names,
+        views, model = sync.layout.views(mean), copy.deepcopy(sync.model).eval()
+        samples = len(state["proxy"]["targets"])
+        sync.count_flops(PASSES_OF_A_STEP * samples * sync.forward_flops(FULL_MODEL))
+        return loss_gradient(
+            lambda own, x: logits_with(model, {**views, **own}, x),
+            sync.layout.params(mean),
             state["proxy"]["inputs"],
             targets=state["proxy"]["targets"],
         )
-        sync.model.train(was_training)
-        samples = len(state["proxy"]["targets"])
-        sync.count_flops(PASSES_OF_A_STEP * samples * sync.forward_flops(FULL_MODEL))
-        return gradient
 
     def _stepped(self, state: State, pending: State, gradient: Tensor) -> State:
         """Step ``v_k -= rate_v dF/dv_k``, ``b_k -= rate_b dF/db_k`` for the attendees of the aggregation."""
@@ -318,19 +311,16 @@ def _squared_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, 
     A class that the client has seen often is fitted already, so its gradient on a balanced set is small.
     """
     trained = {name: params[name] for name in trained_params(module)}
-    was_training = module.training
-    module.eval()
-    squares = []
+    model, squares = copy.deepcopy(module).eval(), []
     for label in range(num_classes):
         of_class = proxy["targets"] == label
         gradient = loss_gradient(
-            lambda own, x: logits_with(module, {**params, **own}, x),
+            lambda own, x: logits_with(model, {**params, **own}, x),
             trained,
             proxy["inputs"][of_class],
             targets=proxy["targets"][of_class],
         )
         squares.append(gradient.double().square().sum())
-    module.train(was_training)
     return torch.stack(squares)
 
 
@@ -385,10 +375,7 @@ def feddh(**parameters: Any) -> FederatedMethod:
 
 
 @with_card(Card(title="FedJS", source="Liu et al. 2025, FedDHAD"))
-def fedjs(*, floor: Positive = 1e-3) -> FederatedMethod:
-    """FedAvg with weights by samples over the divergence of the client's labels: FedDH without learning.
-
-    Args:
-        floor: Smallest divergence that counts.
-    """
-    return FederatedMethod(name="fedjs", weighting=JensenShannon(floor=floor))
+@takes(JensenShannon)
+def fedjs(**parameters: Any) -> FederatedMethod:
+    """FedAvg with weights by samples over the divergence of the client's labels: FedDH without learning."""
+    return FederatedMethod(name="fedjs", weighting=JensenShannon(**parameters))

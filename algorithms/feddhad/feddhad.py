@@ -14,8 +14,7 @@ from fedsweep.components import parameters_of, takes
 from .fedad import fedad
 from .feddh import feddh
 
-_PARTS = (feddh, fedad)
-_CARDS = [card_of(part) or Card() for part in _PARTS]
+_CARDS = [card_of(part) or Card() for part in (feddh, fedad)]
 
 
 @with_card(
