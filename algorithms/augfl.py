@@ -7,7 +7,6 @@ Shape letters: B samples, C classes, P params, V values.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -203,7 +202,7 @@ class Transfer(Refinement):
         targets = F.one_hot(labels, num_classes).to(sync.layout.dtype)
         orders = batches(len(labels), self.server_batch, sync.stream.child("teacher"))
         for number, index in enumerate(islice(orders, self.teacher_steps), start=1):
-            loss = student.step(optimizer, taken(inputs, index), targets[index], temperature=1.0, clip_norm=math.inf)
+            loss = student.step(optimizer, taken(inputs, index), targets[index])
             if number % 100 == 0:
                 sync.working(f"training the teacher: step {number} of {self.teacher_steps}, loss {loss:.4f}")
         return student.vector()
@@ -213,7 +212,7 @@ class Transfer(Refinement):
         inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
         device = torch.device(sync.device)
         index = next(batches(len(labels), self.server_batch, sync.stream.child("transfer")))
-        model = template(sync).eval()
+        model = template(sync)
         load_vector(model, sync.layout, sync.vector)
         teacher_values = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}
         chosen = on_device(taken(inputs, index), device)

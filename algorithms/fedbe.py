@@ -119,9 +119,7 @@ class BayesianEnsemble(Refinement):
         steps = self.epochs * max(1, len(targets) // self.batch_size)
         size, total, averaged, losses = sync.layout.num_params, torch.zeros(()), 0, []
         for step, index in enumerate(islice(batches(len(targets), self.batch_size, sync.stream), steps), start=1):
-            losses.append(
-                student.step(optimizer, taken(inputs, index), targets[index], temperature=1.0, clip_norm=float("inf"))
-            )
+            losses.append(student.step(optimizer, taken(inputs, index), targets[index]))
             if step >= self.average_from * steps and step % self.average_every == 0:
                 total, averaged = total + student.vector()[:size].double(), averaged + 1
                 sync.working(f"distilling: step {step} of {steps}, loss {losses[-1]:.4f}")

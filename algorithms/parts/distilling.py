@@ -49,7 +49,13 @@ class Student:
         self._steps = 0
 
     def step(
-        self, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, *, temperature: float, clip_norm: float
+        self,
+        optimizer: torch.optim.Optimizer,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        temperature: float = 1.0,
+        clip_norm: float = math.inf,
     ) -> float:
         """Take one step on ``KL(targets || student)``, the mean over the batch, and return that loss.
 
@@ -61,7 +67,10 @@ class Student:
             clip_norm: Greatest 2-norm of the gradient; infinite: no clipping.
         """
         # At each step, since a test in between leaves the module in evaluation mode.
-        self._train()
+        self.module.train()
+        for part in self.module.modules() if self._frozen else ():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.eval()
         with self._own_draws():
             logits = self.module(on_device(inputs, self._device))
         loss = F.kl_div((logits / temperature).log_softmax(dim=1), targets.to(self._device), reduction="batchmean")
@@ -77,13 +86,6 @@ class Student:
     def _own_draws(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for a pass in which dropout draws from the step's own stream."""
         return self._stream.child(self._steps).drawn_globally(bits=56, device=str(self._device))
-
-    def _train(self) -> None:
-        self.module.train()
-        if self._frozen:
-            for part in self.module.modules():
-                if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                    part.eval()
 
     def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
         """Return the share of the inputs that it gets right, in evaluation mode."""
