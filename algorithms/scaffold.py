@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -148,11 +148,9 @@ def _sent_change(update: ClientUpdate, sync: SyncContext) -> Tensor:
 
 def _rebuilt(update: ClientUpdate, control: Tensor, sync: SyncContext) -> Tensor:
     """Return the same, made from its model: the client's own arithmetic, value by value."""
-    if update.vector is None:
-        raise ValueError("SCAFFOLD's server rebuilds variates from the attendees' models")
-    padded = torch.cat([control, control.new_zeros(sync.layout.num_values - len(control))])
+    padded = sync.layout.padded(control)
     anchor, sent = (update.submodel.extract(v, sync.layout) for v in (sync.anchors[update.anchor_version], padded))
-    move = (anchor - update.vector) / (update.effective_steps * update.learning_rate)
+    move = (anchor - cast(Tensor, update.vector)) / (update.effective_steps * update.learning_rate)
     return _in_whole(update, update.submodel.unscaled(move, sync.layout) - sent, sync)
 
 

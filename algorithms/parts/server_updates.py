@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -30,14 +30,8 @@ Aggregate = Literal["masked", "complete"]
 
 
 def in_whole(update: ClientUpdate, sync: SyncContext) -> Covered:
-    """Return an attendee's model among the values of the full one.
-
-    Raises:
-        ValueError: The component that asks has not declared that it needs models.
-    """
-    if update.vector is None:
-        raise ValueError("an aggregation on the server needs the attendees' models")
-    return update.submodel.embed(update.vector, sync.layout)
+    """Return an attendee's model among the values of the full one, for a component that ``needs_updates``."""
+    return update.submodel.embed(cast(Tensor, update.vector), sync.layout)
 
 
 @dataclass(frozen=True, kw_only=True)
