@@ -10,6 +10,7 @@ Shape letters: C classes, E usable clients, M moves.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +82,7 @@ class ExactGroup(GroupChooser):
         members, lower_bound = np.zeros(0, dtype=np.int64), math.inf
         if sizes := sizes_of(problem, len(able.rows_E), size):
             members = self._incumbent(able, problem, sizes)
-            members, lower_bound = _prove(able, members, (sizes[0], sizes[-1]), work)
+            members, lower_bound = _prove(able, members, sizes, work)
         group = able.group(members)
         kl = group_divergence(problem, group)
         lower_bound = min(lower_bound, kl)
@@ -101,8 +102,7 @@ class ExactGroup(GroupChooser):
         starts = sorted(sizes, key=lambda size: (best_J[size], size))[:5]
         first = table.best(sizes)
         cells = [cell for cell in (first, *(table.best([size]) for size in starts)) if cell]
-        ends = (sizes[0], sizes[-1])
-        results = [improve(able.counts_EC, able.score, table.members(*cell), sizes=ends) for cell in cells]
+        results = [improve(able.counts_EC, able.score, table.members(*cell), sizes=sizes) for cell in cells]
         best, score = results[0]
         for members, divergence in results[1:]:
             if divergence < score - TIE:
@@ -111,7 +111,7 @@ class ExactGroup(GroupChooser):
 
 
 def improve(
-    counts_EC: Floats, score: LabelDivergence, members: list[int], *, sizes: tuple[int, int]
+    counts_EC: Floats, score: LabelDivergence, members: list[int], *, sizes: Sequence[int]
 ) -> tuple[list[int], float]:
     """Take the best of all moves (a client in, out, or one for another) until none improves.
 
@@ -119,7 +119,7 @@ def improve(
         counts_EC: Clients' counts.
         score: The divergence of a sum.
         members: The set to start from, of a size within the limits.
-        sizes: Least and greatest size.
+        sizes: All that a set may have, ascending.
 
     Returns:
         The set, and its divergence.
@@ -130,7 +130,7 @@ def improve(
         ins = [place for place in range(len(counts_EC)) if place not in inside]
         outs = sorted(inside)
         moves = [(joins, leaves) for joins in ins for leaves in outs]
-        moves += [(joins, -1) for joins in ins if len(outs) < sizes[1]]
+        moves += [(joins, -1) for joins in ins if len(outs) < sizes[-1]]
         moves += [(-1, leaves) for leaves in outs if len(outs) > sizes[0]]
         if not moves:
             return outs, best
@@ -146,9 +146,7 @@ def improve(
         inside = (inside | {joins}) - {leaves, -1}
 
 
-def _prove(
-    able: Usable, members: NDArray[np.int64], sizes: tuple[int, int], work: Work
-) -> tuple[NDArray[np.int64], float]:
+def _prove(able: Usable, members: NDArray[np.int64], sizes: range, work: Work) -> tuple[NDArray[np.int64], float]:
     """Return a group at least as good as the incumbent, and a lower bound for all groups."""
     held_C = able.counts_EC.any(axis=0)
     counts_EC, population_C = able.counts_EC[:, held_C], able.population_C[held_C]
@@ -158,9 +156,9 @@ def _prove(
         return members, 0.0
     centre = best_centre(counts_EC, population_C, incumbent=incumbent)
     bound = max(0.0, centre.bound)
-    if incumbent - bound <= TIE or not LevelSearch.fits(len(counts_EC), len(population_C), sizes[1]):
+    if incumbent - bound <= TIE or not LevelSearch.fits(len(counts_EC), len(population_C), sizes[-1]):
         return members, bound
-    search = LevelSearch(counts_EC, score, centre=centre, min_size=sizes[0], max_size=sizes[1])
+    search = LevelSearch(counts_EC, score, centre=centre, min_size=sizes[0], max_size=sizes[-1])
     shares = _LEVEL_SHARES if search.num_pairs > _FEW_PAIRS else (1.0,)
     for share in shares:
         level = bound + share * (incumbent - bound)

@@ -105,10 +105,10 @@ class GeneticGroup(GroupChooser):
             ResourceError: scikit-opt is not installed.
         """
         able = usable(problem)
-        admitted = sizes_of(problem, len(able.rows_E), size)
-        if not admitted:
+        sizes = sizes_of(problem, len(able.rows_E), size)
+        if not sizes:
             return ()
-        algorithm, sizes = _genetic_algorithm(), (admitted[0], admitted[-1])
+        algorithm = _genetic_algorithm()
         best, chosen = math.inf, np.zeros(0, dtype=np.int64)
         for run, order_E in enumerate(random_orders(problem.stream.numpy(), len(able.rows_E), orders=self.orders)):
             seed = problem.stream.child("genetic", run).seed(32)
@@ -119,11 +119,9 @@ class GeneticGroup(GroupChooser):
                 best, chosen = score, members
         return able.group(chosen)
 
-    def _run(
-        self, algorithm: Callable[..., Any], able: Usable, counts_EC: Floats, sizes: tuple[int, int], seed: int
-    ) -> Rows:
+    def _run(self, algorithm: Callable[..., Any], able: Usable, counts_EC: Floats, sizes: range, seed: int) -> Rows:
         """Return places of the best individual's members in ``counts_EC``."""
-        low, high = sizes
+        low, high = sizes[0], sizes[-1]
 
         def divergence(individuals_IE: Floats) -> Floats:
             filled = individuals_IE.any(axis=1)
@@ -154,13 +152,12 @@ class GeneticGroup(GroupChooser):
         return np.flatnonzero(best_E)
 
 
-def _fit(able: Usable, members: Rows, sizes: tuple[int, int]) -> Rows:
-    """Return the members, less or more some, so that their number is within the limits."""
-    low, high = sizes
+def _fit(able: Usable, members: Rows, sizes: range) -> Rows:
+    """Return the members, less or more some, so that their number is one of the sizes."""
     inside = [int(place) for place in members]
-    while not low <= len(inside) <= high:
+    while len(inside) not in sizes:
         sum_C = able.counts_EC[inside].sum(axis=0)
-        too_many = len(inside) > high
+        too_many = len(inside) > sizes[-1]
         moves = inside if too_many else [place for place in range(len(able.rows_E)) if place not in inside]
         sums_MC = sum_C - able.counts_EC[moves] if too_many else sum_C + able.counts_EC[moves]
         moved = moves[int(able.score(sums_MC).argmin())]
