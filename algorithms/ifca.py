@@ -45,14 +45,10 @@ _NAME = "ifca"
 _CHOICE = f"{_NAME}/cluster"
 
 
-def _content(cluster: int) -> str:
-    return f"cluster{cluster}"
-
-
 def _models(client: LocalClient, clusters: int) -> list[ParamTree]:
     """Return the clusters' params, as the client received them: the first as the server's model."""
     others = [
-        {name: client.broadcast[f"{_content(j)}/{name}"].to(client.targets.device) for name in client.params}
+        {name: client.broadcast[f"cluster{j}/{name}"].to(client.targets.device) for name in client.params}
         for j in range(1, clusters)
     ]
     return [client.params, *others]
@@ -132,7 +128,7 @@ class OneModelEach(ServerUpdate):
 
     def publish(self, state: State) -> Mapping[str, Published]:
         return {
-            _content(j): Published(value=params, like="params", is_kept=False)
+            f"cluster{j}": Published(value=params, like="params", is_kept=False)
             for j, params in enumerate(state["others"], 1)
         }
 

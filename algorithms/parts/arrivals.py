@@ -32,7 +32,6 @@ from fedsweep.components import (
 )
 
 Staleness = Literal["constant", "hinge", "polynomial"]
-STALENESS: tuple[Staleness, ...] = ("constant", "hinge", "polynomial")
 
 
 def staleness_of(updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:

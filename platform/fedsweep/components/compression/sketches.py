@@ -58,14 +58,12 @@ class CountSketch(PackagedCodec):
 
     def decode(self, message: Payload, size: int) -> Tensor:
         table = message["table"]
-        rows = [torch.from_numpy(row[cells] * signs) for row, (cells, signs) in self._read(table, size)]
+        read = zip(_array(table), self._places(size), strict=True)
+        rows = [torch.from_numpy(row[cells] * signs) for row, (cells, signs) in read]
         values = _median(torch.stack(rows)).to(table.dtype)
         number = min(size, max(1, math.ceil(self.keep * size - 1e-9)))
         places = values.abs().topk(number, sorted=False).indices
         return values.new_zeros(size).index_copy_(0, places, values[places])
-
-    def _read(self, table: Tensor, size: int) -> list[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
-        return list(zip(_array(table), self._places(size), strict=True))
 
     def _columns(self, size: int) -> int:
         return max(1, math.ceil(self.share * size / self.rows - 1e-9))
