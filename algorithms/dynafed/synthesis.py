@@ -318,7 +318,7 @@ class Synthesizer:
         noise = fresh_images(
             len(used.images), self._image_shape, like=used.images.dtype, stream=loop.stream.child("noise")
         )
-        others = {"noise": (loop, replace(used, images=noise.to(used.images)))}
+        others = {"noise": (loop, used._replace(images=noise.to(used.images)))}
         if self._real is not None:
             images = self._real["images"].to(used.images)
             certain = _CERTAIN * torch.nn.functional.one_hot(self._real["labels"], used.labels.shape[1])

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,7 @@ Forward = Callable[[Params, Tensor], Tensor]  # params, inputs [B, ...] -> logit
 Target = Literal["drawn", "between", "farthest"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyntheticSet:
+class SyntheticSet(NamedTuple):
     """A synthetic set, which is learned: images, label logits and a rate.
 
     Attributes:
@@ -43,10 +42,6 @@ class SyntheticSet:
     images: Tensor
     labels: Tensor
     rate: Tensor
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> SyntheticSet:
-        """Apply a function to each of the three."""
-        return SyntheticSet(images=change(self.images), labels=change(self.labels), rate=change(self.rate))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +211,13 @@ def match(loop: InnerLoop, start: Params, target: Params, synthetic: SyntheticSe
     reached = [start]
     for first, last in itertools.pairwise(starts):
         reached.append(loop.run(reached[-1], synthetic, first=first, last=last))
-    total, slopes = synthetic.mapped(torch.zeros_like), None
+    total, slopes = SyntheticSet(*map(torch.zeros_like, synthetic)), None
     objective, end = squared_distance(start, target) / scale, start
     # From the last group to the first: only now, each with its graph, and from the model that it began with.
     for first in reversed(starts):
         leaves = _leaves(reached.pop())
         # One for each step: their gradients are then added in one order, however many steps a group has.
-        copies = [synthetic.mapped(_leaf) for _ in range(first, min(first + group, loop.steps))]
+        copies = [SyntheticSet(*map(_leaf, synthetic)) for _ in range(first, min(first + group, loop.steps))]
         outputs = leaves
         for number, copied in enumerate(copies, start=first):
             outputs = loop.step(number, outputs, copied)
@@ -230,7 +225,7 @@ def match(loop: InnerLoop, start: Params, target: Params, synthetic: SyntheticSe
             end = tuple(value.detach() for value in outputs)
             outputs = (squared_distance(outputs, target) / scale,)
             objective = outputs[0].detach()
-        inputs = [part for copied in copies for part in (copied.images, copied.labels, copied.rate)]
+        inputs = [part for copied in copies for part in copied]
         # The start is a constant, so before the first step there is nothing to go back to.
         wanted = [*inputs, *(leaves if first else ())]
         gradients = torch.autograd.grad(outputs, wanted, grad_outputs=slopes, materialize_grads=True)
@@ -240,10 +235,9 @@ def match(loop: InnerLoop, start: Params, target: Params, synthetic: SyntheticSe
 
 def _add_steps(total: SyntheticSet, gradients: Sequence[Tensor]) -> SyntheticSet:
     """Return the sum with each step's gradients (images, labels, rate in turn), from the last step to the first."""
-    images, labels, rate = total.images, total.labels, total.rate
     for place in range(len(gradients) - 3, -1, -3):
-        images, labels, rate = images + gradients[place], labels + gradients[place + 1], rate + gradients[place + 2]
-    return SyntheticSet(images=images, labels=labels, rate=rate)
+        total = SyntheticSet(*map(torch.add, total, gradients[place : place + 3]))
+    return total
 
 
 def _leaf(value: Tensor) -> Tensor:
@@ -269,7 +263,7 @@ def group_within(loop: InnerLoop, start: Params, synthetic: SyntheticSet, *, lim
     if loop.steps < 2:
         return 1
     with _counted_graph() as counted:
-        loop.step(0, _leaves(start), synthetic.mapped(_leaf))
+        loop.step(0, _leaves(start), SyntheticSet(*map(_leaf, synthetic)))
     model_bytes = sum(value.nbytes for value in start)
     for groups in range(1, loop.steps):
         group = -(-loop.steps // groups)

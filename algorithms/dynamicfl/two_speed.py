@@ -16,7 +16,6 @@ import numpy as np
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, MethodSettings, with_card
 from fedsweep.components import (
-    BudgetPlan,
     ComponentReport,
     Count,
     FixedInterval,
@@ -98,7 +97,6 @@ class TwoSpeed(Pacing):
             )
 
     def registration(self) -> tuple[str, ...]:
-        """Register the label counts, where the group is chosen by them."""
         return ("label_counts",) if self.group.reads_labels() else ()
 
     def init(self, context: ServerContext) -> State:
@@ -112,7 +110,6 @@ class TwoSpeed(Pacing):
         return {"group": [], "features": None, "population": None}
 
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
-        """Return the chooser's probes, which every client runs once."""
         return self.group.setup(context.stream.child("group"))
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
@@ -162,12 +159,12 @@ class TwoSpeed(Pacing):
         eligible = np.ones(len(cohort), dtype=bool)
         max_size = len(cohort)
         high, low = self.costs(context)
-        budgets: BudgetPlan | None = context.budgets
-        if budgets is not None:
+        if (budgets := context.budgets) is not None:
             # With high_only whoever is not of the group moves nothing.
-            budgets.check(cohort, 0.0 if self.high_only else low, cost_high=high)
+            low = 0.0 if self.high_only else low
+            budgets.check(cohort, low, cost_high=high)
             eligible = np.asarray(budgets.eligible(cohort, high))
-            max_size = budgets.max_high(len(cohort), cost_high=high, cost_low=0.0 if self.high_only else low)
+            max_size = budgets.max_high(len(cohort), cost_high=high, cost_low=low)
         counts_NC = np.zeros((len(context.profiles), 0), dtype=np.int64)
         if self.group.reads_labels():
             counts_NC = np.stack([profile.label_counts for profile in context.profiles])
