@@ -36,12 +36,11 @@ from fedsweep.components import (
     SyncContext,
     parameters_of,
     takes,
-    unit_submodel,
 )
 
 from ..aedfl import NeighbourWeighting, OwnPace, aedfl
 from .degrees import degree_gradients, degrees, divergences, label_counts_of, pulls
-from .dropout_rates import device_time, drawn_units, rates_of_round, scales_in, target_time
+from .dropout_rates import device_time, rates_of_round, target_time
 from .fedad import UnitDropout
 from .unit_scores import UnitScores, maskable_groups
 
@@ -117,10 +116,8 @@ class OwnDropout(UnitDropout):
         measure = sizes if self.reference == "largest" else times
         chosen = max(context.cohort, key=lambda k: (measure[k], -k))
         target_s = target_time(self.base_rate, times[chosen], device_rate=self.device_rate)
-        groups, drawn, rates = maskable_groups(context.model), dict(state["drawn"]), []
-        every_group = context.model.unit_groups()  # type: ignore[operator]
-        form = scales_in(self.multiplier, context.model)
-        alike = torch.zeros(sum(group.size for group in groups))
+        drawn, rates = dict(state["drawn"]), []
+        alike = torch.zeros(sum(group.size for group in maskable_groups(context.model)))
         for client in context.cohort:
             if client in whole:
                 rates.append(0.0)
@@ -128,22 +125,12 @@ class OwnDropout(UnitDropout):
             rate = self._device_rate(times[client], target_s)
             rates.append(rate)
             if client not in drawn:  # once for a training, however many moments of others it lasts
-                generator = context.stream.child("units", client).numpy()
-                scores = state["scores"].get(client, alike)
-                of_units = self._unit_rates(groups, scores, rate)
-                units, scales = drawn_units(groups, of_units, generator=generator)
+                units, scales = self._drawn(context, client, state["scores"].get(client, alike), rate)
                 drawn[client] = {"units": units, "scales": scales}
-            own = drawn[client]
-            parts[client] = unit_submodel(
-                every_group,
-                own["units"],
-                scales=None if form is None else own["scales"],
-                scales_in=form or "activation",
-            )
+            parts[client] = self._part(context.model, **drawn[client])
         return parts, {**state, "drawn": drawn, "rates": rates_of_round(rates, [*sizes.values()])}
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """Take note of who has trained, and of its scores."""
         trained, scores, drawn = list(state["trained"]), dict(state["scores"]), dict(state["drawn"])
         for update in updates:
             trained[update.client] += 1

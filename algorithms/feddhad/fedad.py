@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, Network, with_card
 from fedsweep.components import (
@@ -62,6 +62,8 @@ BaseRate = float | Literal["hessian"]
 Refresh = Literal["trigger"] | tuple[int, ...]
 Reference = Literal["largest", "slowest"]
 SoftmaxOver = Literal["kind", "layer"]
+Units = Mapping[str, tuple[int, ...]]
+Scales = Mapping[str, tuple[float, ...]]
 
 _WHOLE = "clients train the whole model, as in FedAvg"
 
@@ -151,6 +153,17 @@ class UnitDropout(SubModelPolicy):
                 size = groups[number].size
                 rates[groups[number].name], joined_rates = joined_rates[:size], joined_rates[size:]
         return rates
+
+    def _drawn(self, context: RoundContext, client: int, scores_U: Tensor, rate: float) -> tuple[Units, Scales]:
+        """Draw a device's units at its mean rate, and return them with their multipliers."""
+        groups = maskable_groups(cast(Network, context.model))
+        generator = context.stream.child("units", client).numpy()
+        return drawn_units(groups, self._unit_rates(groups, scores_U, rate), generator=generator)
+
+    def _part(self, model: nn.Module, units: Units, scales: Scales) -> SubModel:
+        """Return the sub-model of drawn units, with their multipliers where these act."""
+        form, groups = scales_in(self.multiplier, model), cast(Network, model).unit_groups()
+        return unit_submodel(groups, units, scales=None if form is None else scales, scales_in=form or "activation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,14 +271,12 @@ class AdaptiveDropout(UnitDropout):
         return bool(self.base_rate) and (listed or bool(state["due"]))
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
-        """Probe scores in rounds that check or refresh, and curvature in those that refresh."""
         if self._is_refresh(state, round):
             own = self._own_scores(state)
             return (own, CurvatureGap(num_params=state["params"])) if self.base_rate == "hessian" else (own,)
         return (self._own_scores(state),) if self._is_check(round) else ()
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """Check the trigger, and refresh where it is time to."""
         measured = [u for u in updates if "unit_scores/scores" in u.extras]
         if not measured:
             return state
@@ -321,19 +332,13 @@ class AdaptiveDropout(UnitDropout):
             return whole, {**state, "times": times, "rates": rates_of_round([0.0] * len(samples), samples)}
         if not state["base_rate"] or not context.cohort or context.model is None:
             return whole, state
-        groups = maskable_groups(context.model)
-        every_group, form = cast(Network, context.model).unit_groups(), scales_in(self.multiplier, context.model)
         submodels: dict[int, SubModel] = {}
         device_rates = []
         for client in context.cohort:
             time_s = device_time(state["macs"], context, client)
             rate = self._device_rate(time_s, state["target_s"])
             device_rates.append(rate)
-            generator = context.stream.child("units", client).numpy()
-            units, scales = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
-            submodels[client] = unit_submodel(
-                every_group, units, scales=None if form is None else scales, scales_in=form or "activation"
-            )
+            submodels[client] = self._part(context.model, *self._drawn(context, client, state["scores"], rate))
         samples = [context.profiles[k].num_samples for k in context.cohort]
         return submodels, {**state, "rates": rates_of_round(device_rates, samples)}
 
