@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,22 +13,6 @@ from fedsweep.components.compression.base import PackagedCodec
 from fedsweep.parameters.ranges import Count
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
-
-
-class _Part(NamedTuple):
-    """A tensor among the values.
-
-    Attributes:
-        start: Its first value.
-        rows: Of the matrix that it is seen as.
-        columns: Likewise.
-        thin: Two thin matrices of the rank are fewer values than the tensor.
-    """
-
-    start: int
-    rows: int
-    columns: int
-    thin: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +33,12 @@ class PowerSgd(PackagedCodec):
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         thin, whole = [], []
-        for number, part in enumerate(self._parts(len(move))):
-            values = move[part.start : part.start + part.rows * part.columns]
-            if not part.thin:
+        for number, (values, matrix) in enumerate(self._matrices(move)):
+            if matrix is None:
                 whole.append(values)
                 continue
-            matrix = values.view(part.rows, part.columns)
             draws = stream.child(number).torch()
-            first = torch.randn(part.columns, self.rank, generator=draws, dtype=move.dtype)
+            first = torch.randn(matrix.shape[1], self.rank, generator=draws, dtype=move.dtype)
             product = matrix @ first
             # Nobody factors narrow types.
             wide = product if product.dtype.itemsize >= 4 else product.float()
@@ -69,24 +50,22 @@ class PowerSgd(PackagedCodec):
     def decode(self, message: Payload, size: int) -> Tensor:
         move = message["whole"].new_empty(size)
         factors, whole = message["factors"], message["whole"]
-        for part in self._parts(size):
-            number = part.rows * part.columns
-            place = move[part.start : part.start + number]
-            if not part.thin:
-                place.copy_(whole[:number])
-                whole = whole[number:]
+        for values, matrix in self._matrices(move):
+            if matrix is None:
+                values.copy_(whole[: len(values)])
+                whole = whole[len(values) :]
                 continue
-            first, second = part.rows * self.rank, part.columns * self.rank
+            first, second = matrix.shape[0] * self.rank, matrix.shape[1] * self.rank
             left, right, factors = factors[:first], factors[first : first + second], factors[first + second :]
-            torch.mm(left.view(-1, self.rank), right.view(-1, self.rank).T, out=place.view(part.rows, part.columns))
+            torch.mm(left.view(-1, self.rank), right.view(-1, self.rank).T, out=matrix)
         return move
 
-    def _parts(self, number: int) -> Iterator[_Part]:
-        start = 0
-        for shape in self.shapes or ((number,),):
+    def _matrices(self, move: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield each tensor's values, and the same as a matrix where two thin ones of the rank have fewer."""
+        shapes = self.shapes or ((len(move),),)
+        for shape, values in zip(shapes, torch.split(move, [math.prod(shape) for shape in shapes]), strict=True):
             rows = shape[0] if shape else 1
             columns = math.prod(shape[1:])
             # A basis has at most as many columns as rows.
-            thin = self.rank <= rows and self.rank * (rows + columns) < rows * columns
-            yield _Part(start, rows, columns, thin)
-            start += rows * columns
+            is_thin = self.rank <= rows and self.rank * (rows + columns) < rows * columns
+            yield values, values.view(rows, columns) if is_thin else None
