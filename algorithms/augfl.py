@@ -109,13 +109,13 @@ class MetaStep(LocalTerm):
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         theta = {name: step.anchor[name] for name in step.params}
         support, query = halves(step.inputs, step.targets)
-        at = _gradients_of(step)
-        meta_gradients = at({n: v - self.adaptation_rate * gradients[n] for n, v in theta.items()}, query)
+        adapted = {n: v - self.adaptation_rate * gradients[n] for n, v in theta.items()}
+        meta_gradients = _gradients(step, adapted, query)
         if self.adaptation_rate:
             delta = 1 / (10 * step.client.round + 100)
             # The Hessian times a gradient, as a difference of two gradients: second derivatives cost more memory.
-            above = at({n: v + delta * meta_gradients[n] for n, v in theta.items()}, support)
-            below = at({n: v - delta * meta_gradients[n] for n, v in theta.items()}, support)
+            above = _gradients(step, {n: v + delta * meta_gradients[n] for n, v in theta.items()}, support)
+            below = _gradients(step, {n: v - delta * meta_gradients[n] for n, v in theta.items()}, support)
             scale = self.adaptation_rate / (2 * delta)
             meta_gradients = {n: r - scale * (above[n] - below[n]) for n, r in meta_gradients.items()}
         weight = step.client.share / float(step.broadcast[_CLIENTS])
@@ -124,16 +124,12 @@ class MetaStep(LocalTerm):
         return {name: (-weight * value).cpu() for name, value in meta_gradients.items()}, sent
 
 
-def _gradients_of(step: LocalStep) -> Callable[[ParamTree, tuple[Tensor, Tensor]], ParamTree]:
+def _gradients(step: LocalStep, params: ParamTree, samples: tuple[Tensor, Tensor]) -> ParamTree:
     """Return gradients of the mean cross-entropy at other params; the client's statistics stay as they are."""
-
-    def at(params: ParamTree, samples: tuple[Tensor, Tensor]) -> ParamTree:
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
-        buffers = {name: value.clone() for name, value in step.model.named_buffers()}
-        loss = F.cross_entropy(logits_with(step.model, {**leaves, **buffers}, samples[0]), samples[1])
-        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-
-    return at
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    buffers = {name: value.clone() for name, value in step.model.named_buffers()}
+    loss = F.cross_entropy(logits_with(step.model, {**leaves, **buffers}, samples[0]), samples[1])
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
