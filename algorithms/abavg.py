@@ -60,7 +60,6 @@ class ByAccuracy(Weighting):
         return (values / total if total > 0 else by_samples(updates)), {"accuracies": accuracies}
 
     def report(self, state: State) -> ComponentReport:
-        """Report the lowest and the highest of the clients' accuracies."""
         if state["accuracies"] is None:
             return ComponentReport()
         low, high = float(state["accuracies"].min()), float(state["accuracies"].max())

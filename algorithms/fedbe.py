@@ -186,7 +186,6 @@ class BayesianEnsemble(Refinement):
         return start.double() + torch.cat(parts, dim=1)
 
     def report(self, state: State) -> ComponentReport:
-        """Return the mean loss of the round's distillation."""
         return ComponentReport(metrics={} if state["loss"] is None else {"distillation_loss": state["loss"]})
 
 

@@ -119,7 +119,6 @@ class Distilled(Refinement):
         return best_vector, {"loss": sum(losses) / len(losses), "steps": len(losses)}
 
     def report(self, state: State) -> ComponentReport:
-        """Return the mean loss of the round's distillation, and how long it was."""
         if state["loss"] is None:
             return ComponentReport()
         return ComponentReport(metrics={"distillation_loss": state["loss"], "distillation_steps": state["steps"]})

@@ -244,7 +244,6 @@ class LatentGenerator(Refinement):
         return loss + self.diversity * diversity(noise, features) if self.diversity else loss
 
     def report(self, state: State) -> ComponentReport:
-        """Return the generator's mean loss in the round."""
         return ComponentReport(metrics={} if state["loss"] is None else {"generator_loss": state["loss"]})
 
 

@@ -27,7 +27,6 @@ class Proximal(LocalTerm):
     name: str = "proximal"
 
     def gradient(self, step: LocalStep) -> ParamTree:
-        """Return ``mu * (params - anchor)``."""
         return {name: self.mu * (value.detach() - step.anchor[name]) for name, value in step.params.items()}
 
 

@@ -150,11 +150,9 @@ class StagnationAware(Pacing):
     patience: Count = 2
 
     def carries_work(self) -> bool:
-        """Return whether ``unaggregated`` is ``"continue"``."""
         return self.unaggregated == "continue"
 
     def discards_work(self) -> bool:
-        """Return whether ``unaggregated`` is ``"discard"``."""
         return self.unaggregated == "discard"
 
     def init(self, context: ServerContext) -> State:
@@ -203,7 +201,6 @@ class StagnationAware(Pacing):
         return {**state, "count": count, "every": state["every"] or count >= self.patience}
 
     def report(self, state: State) -> ComponentReport:
-        """Report the figures from which the round's decision followed."""
         return ComponentReport(
             metrics={
                 "aggregations_without_best": float(state["count"]),

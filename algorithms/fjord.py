@@ -160,7 +160,6 @@ class OrderedDropout(SubModelPolicy):
         )
 
     def report(self, state: State) -> ComponentReport:
-        """Return the mean width that the round's clients trained at."""
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 

@@ -123,7 +123,6 @@ class Widths(SubModelPolicy):
     masked_loss: bool = False
 
     def registration(self) -> tuple[str, ...]:
-        """Register the label counts, where clients mask their losses."""
         return ("label_counts",) if self.masked_loss else ()
 
     def init(self, context: ServerContext) -> State:
@@ -182,7 +181,6 @@ class Widths(SubModelPolicy):
         return HeldClasses(part=part, classes=classes, num_classes=state["num_classes"])
 
     def report(self, state: State) -> ComponentReport:
-        """Return the mean width of the round's clients."""
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 

@@ -115,5 +115,4 @@ class RandomGroup(GroupChooser):
         return tuple(sorted(int(row) for row in problem.stream.numpy().choice(rows, size=number, replace=False)))
 
     def reads_labels(self) -> bool:
-        """Return False."""
         return False

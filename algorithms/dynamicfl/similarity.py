@@ -97,7 +97,6 @@ class SimilarityGroup(GroupChooser):
     sketch_values: Count = 256
 
     def reads_labels(self) -> bool:
-        """Return False."""
         return False
 
     def setup(self, stream: Stream) -> tuple[Probe, ...]:

@@ -117,7 +117,6 @@ class JensenShannon(Weighting):
         return ("label_counts",)
 
     def init(self, context: ServerContext) -> State:
-        """Return JS of every client."""
         return {"js": divergences(label_counts_of(context))}
 
     def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:

@@ -296,7 +296,6 @@ class NonIIDDegree(Weighting):
         return {**state, "v": v, "b": b}
 
     def report(self, state: State) -> ComponentReport:
-        """Report the means of the control parameters."""
         return ComponentReport(
             metrics={"noniid_v_mean": float(state["v"].mean()), "noniid_b_mean": float(state["b"].mean())}
         )

@@ -180,5 +180,4 @@ class MaskPolicy(SubModelPolicy):
         }
 
     def report(self, state: State) -> ComponentReport:
-        """Return the share of weights that are zero in the server's model."""
         return ComponentReport(metrics={"sparsity": state["zeros"]})

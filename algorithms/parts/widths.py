@@ -204,5 +204,4 @@ class WidthAccuracies(Refinement):
         return student.accuracy(*sync.validation_data)
 
     def report(self, state: State) -> ComponentReport:
-        """Return the accuracies of the round."""
         return ComponentReport(metrics={f"accuracy_at_width_{w}": a for w, a in state["accuracies"].items()})
