@@ -97,10 +97,10 @@ class SamplesSpeedRarity(Weighting):
         holders = Counter(c for classes in counted.values() for c in classes)
         # At least 1 each: a class held by everybody is not rare.
         rarity = [math.fsum(len(counted) / holders[c] for c in own) / len(own) for own in attending.values()]
+        factors = [min(self.rarity_cap, 1 + self.rarity_strength * (b - 1)) for b in rarity]
         speeds = [float(state["speeds"][u.client]) for u in updates]
         weights = torch.tensor(
-            [u.num_samples * s * self._factor(b) for u, s, b in zip(updates, speeds, rarity, strict=True)],
-            dtype=torch.float64,
+            [u.num_samples * s * r for u, s, r in zip(updates, speeds, factors, strict=True)], dtype=torch.float64
         )
         return weights / weights.sum(), state
 
@@ -108,9 +108,6 @@ class SamplesSpeedRarity(Weighting):
     def _classes(state: State, client: int, drifted: Sequence[int] | None) -> Sequence[int]:
         own: list[int] = np.flatnonzero(state["has_class"][client]).tolist()
         return own if drifted is None else drifted
-
-    def _factor(self, rarity: float) -> float:
-        return min(self.rarity_cap, 1 + self.rarity_strength * (rarity - 1))
 
 
 # -- schedule ----------------------------------------------------------------------------------------------------
