@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar, cast
 
 import torch
@@ -196,8 +195,8 @@ class Transfer(Refinement):
         with torch.no_grad():
             num_classes = student.module.eval()(on_device(taken(inputs, slice(1)), sync.device)).shape[1]
         targets = F.one_hot(labels, num_classes).to(sync.layout.dtype)
-        orders = batches(len(labels), self.server_batch, sync.stream.child("teacher"))
-        for number, index in enumerate(islice(orders, self.teacher_steps), start=1):
+        orders = batches(len(labels), self.server_batch, sync.stream.child("teacher"), steps=self.teacher_steps)
+        for number, index in enumerate(orders, start=1):
             loss = student.step(optimizer, taken(inputs, index), targets[index])
             if number % 100 == 0:
                 sync.working(f"training the teacher: step {number} of {self.teacher_steps}, loss {loss:.4f}")
@@ -207,7 +206,7 @@ class Transfer(Refinement):
         """Return R and its gradient [P]."""
         inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
         device = torch.device(sync.device)
-        index = next(batches(len(labels), self.server_batch, sync.stream.child("transfer")))
+        (index,) = batches(len(labels), self.server_batch, sync.stream.child("transfer"), steps=1)
         model = template(sync)
         load_vector(model, sync.layout, sync.vector)
         teacher_values = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -118,7 +117,7 @@ class BayesianEnsemble(Refinement):
         )
         steps = self.epochs * max(1, len(targets) // self.batch_size)
         size, total, averaged, losses = sync.layout.num_params, torch.zeros(()), 0, []
-        for step, index in enumerate(islice(batches(len(targets), self.batch_size, sync.stream), steps), start=1):
+        for step, index in enumerate(batches(len(targets), self.batch_size, sync.stream, steps=steps), start=1):
             losses.append(student.step(optimizer, taken(inputs, index), targets[index]))
             if step >= self.average_from * steps and step % self.average_every == 0:
                 total, averaged = total + student.vector()[:size].double(), averaged + 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -96,8 +95,7 @@ class Distilled(Refinement):
         optimizer = Adam(student.module.parameters(), lr=self.learning_rate, foreach=False)
         # Below every accuracy, so that the first student that is validated is kept whatever it knows.
         best_vector, best, best_step, losses = vector, -1.0, 0, []
-        orders = batches(len(targets), self.batch_size, sync.stream)
-        for step, index in enumerate(islice(orders, self.steps), start=1):
+        for step, index in enumerate(batches(len(targets), self.batch_size, sync.stream, steps=self.steps), start=1):
             optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_rate(step - 1, self.steps)
             losses.append(
                 student.step(

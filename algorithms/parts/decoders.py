@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -111,9 +110,9 @@ class SmallDecoder(Checked):
         device = torch.device(sync.device)
         module = self._module(inputs, sync.stream).to(device)
         optimizer = Adam(module.parameters(), lr=1e-3, foreach=False)
-        orders = batches(len(inputs), self.batch_size, sync.stream.child("decoder batches"))
+        orders = batches(len(inputs), self.batch_size, sync.stream.child("decoder batches"), steps=self.decoder_steps)
         draws, layers = sync.stream.child("decoder noise").torch(), self._macs(inputs)
-        for number, index in enumerate(islice(orders, self.decoder_steps), start=1):
+        for number, index in enumerate(orders, start=1):
             batch = inputs[index].to(device)
             mean, spread = module.encode(batch)
             noise = torch.randn(mean.shape, generator=draws, dtype=mean.dtype).to(device)

@@ -121,13 +121,14 @@ class Student:
         return vector
 
 
-def batches(num_inputs: int, batch_size: int, stream: Stream) -> Iterator[Tensor]:
-    """Yield batches of positions without end: passes in new random orders, each cut to whole batches."""
-    size, number = min(batch_size, num_inputs), 0
-    while True:
-        order = torch.randperm(num_inputs, generator=stream.child("order", number).torch())
-        yield from order[: num_inputs - num_inputs % size].split(size)  # type: ignore[no-untyped-call]
-        number += 1
+def batches(num_inputs: int, batch_size: int, stream: Stream, *, steps: int) -> Iterator[Tensor]:
+    """Yield so many batches of positions: passes in new random orders, each cut to whole batches."""
+    size = min(batch_size, num_inputs)
+    for step in range(steps):
+        number, place = divmod(step, num_inputs // size)
+        if place == 0:
+            order = torch.randperm(num_inputs, generator=stream.child("order", number).torch())
+        yield order[place * size : (place + 1) * size]
 
 
 def cosine_rate(step: int, steps: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -212,11 +211,11 @@ def test_sub_models_teach_too() -> None:
 
 
 def test_batches_are_whole_and_each_pass_is_in_its_own_order() -> None:
-    found = list(islice(batches(10, 4, stream(0, "test")), 4))
+    found = list(batches(10, 4, stream(0, "test"), steps=4))
     assert [len(index) for index in found] == [4] * 4
     assert len({*found[0].tolist(), *found[1].tolist()}) == 8
     assert found[0].tolist() != found[2].tolist()
-    assert [len(index) for index in islice(batches(3, 8, stream(0, "test")), 2)] == [3, 3]
+    assert [len(index) for index in batches(3, 8, stream(0, "test"), steps=2)] == [3, 3]
 
 
 def test_the_rate_falls_along_half_a_cosine() -> None:
