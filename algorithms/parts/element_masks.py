@@ -31,7 +31,7 @@ from fedsweep.components import (
     SubModel,
     SubModelPolicy,
     SyncContext,
-    trained_params,
+    layout_of,
 )
 
 Layers = Mapping[str, tuple[int, int]]
@@ -43,12 +43,7 @@ def weight_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
     names = {
         f"{path}.weight" if path else "weight" for path, module in model.named_modules() if isinstance(module, kinds)
     }
-    layers, start = {}, 0
-    for name, value in trained_params(model).items():
-        if name in names:
-            layers[name] = (start, start + value.numel())
-        start += value.numel()
-    return layers
+    return {name: (place.start, place.stop) for name, place in layout_of(model).places().items() if name in names}
 
 
 def decided(values_P: Tensor, layers: Layers) -> Tensor:
@@ -98,10 +93,8 @@ class StayZero(LocalTerm):
         part = step.client.submodel
         if not isinstance(part, ElementMask):
             return step.memory, None
-        masked, start = {}, 0
-        for name, value in step.params.items():
-            mask = part.mask[start : start + value.numel()]
-            start += value.numel()
+        masked, masks = {}, torch.split(part.mask, [value.numel() for value in step.params.values()])
+        for (name, value), mask in zip(step.params.items(), masks, strict=True):
             if not bool(mask.all()):
                 masked[name] = value * mask.view(value.shape).to(value.device)
         return step.memory, masked

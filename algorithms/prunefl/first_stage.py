@@ -83,12 +83,10 @@ def _sizes(params: Sequence[Tensor]) -> Tensor:
 
 
 def _descend(params: Sequence[Tensor], gradients: Sequence[Tensor], mask_P: Tensor, rate: float) -> None:
-    start = 0
+    masks = torch.split(mask_P, [parameter.numel() for parameter in params])
     with torch.no_grad():
-        for parameter, gradient in zip(params, gradients, strict=True):
-            alive = mask_P[start : start + parameter.numel()].view(parameter.shape).to(parameter.device)
-            parameter.sub_(gradient, alpha=rate).mul_(alive)
-            start += parameter.numel()
+        for parameter, gradient, alive in zip(params, gradients, masks, strict=True):
+            parameter.sub_(gradient, alpha=rate).mul_(alive.view(parameter.shape).to(parameter.device))
 
 
 @dataclass(frozen=True, kw_only=True)
