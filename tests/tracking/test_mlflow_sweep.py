@@ -233,9 +233,10 @@ def test_what_the_store_does_not_have_any_more_is_sent_again_and_nothing_else(
         )
     sent, send = list[Path](), FolderSync.send
 
-    def noted(sync: FolderSync, *arguments: Any, **options: Any) -> None:
-        sent.append(sync.folder)
-        send(sync, *arguments, **options)
+    def noted(sync: FolderSync, *arguments: Any, **options: Any) -> MlflowRun:
+        if sync.folder != tmp_path / "sweep":
+            sent.append(sync.folder)
+        return send(sync, *arguments, **options)
 
     monkeypatch.setattr(FolderSync, "send", noted)
     for _ in range(2):
@@ -253,8 +254,12 @@ def test_what_can_not_be_sent_again_is_said(
     make(uri=uri).finish([one], status="finished")
     delete_run(store, one.folder)
 
-    def refused(*_: Any, **__: Any) -> None:
-        raise OSError("the store is full")
+    send = FolderSync.send
+
+    def refused(sync: FolderSync, *arguments: Any, **options: Any) -> MlflowRun:
+        if sync.folder == one.folder:
+            raise OSError("the store is full")
+        return send(sync, *arguments, **options)
 
     tracker = make(uri=uri)
     monkeypatch.setattr(mlflow_sweep, "_warn", said.append)
@@ -315,7 +320,7 @@ def test_a_parent_that_was_begun_by_half_is_begun_again(
     finished(one, 2)
     tracker.trial_done(one)
     tracker._send_all()
-    assert tracker._trouble == "the store is locked" and tracker._parent.run_id == earlier
+    assert tracker._trouble == "the store is locked" and tracker._parent_id == earlier
     tracker._send_all()
     assert children(store) == [(tracker._parent.run_id, "FINISHED")] and tracker._parent.run_id != earlier
     assert not tracker._syncs  # it would keep the rounds of all trials
@@ -384,8 +389,14 @@ def test_a_trial_that_is_logged_completely_is_left_alone(
     finished(one, 2)
     make().finish([one], status="finished")
     before = steps(store, "train_loss")
+    send = FolderSync.send
+
+    def sent(sync: FolderSync, *arguments: Any, **options: Any) -> MlflowRun:
+        assert sync.folder != one.folder, "it was sent again"
+        return send(sync, *arguments, **options)
+
     with monkeypatch.context() as patch:
-        patch.setattr(FolderSync, "send", lambda *_, **__: pytest.fail("it was sent again"))
+        patch.setattr(FolderSync, "send", sent)
         make().finish([one], status="finished")
     assert steps(store, "train_loss") == before and len(children(store)) == 1
     again = make()

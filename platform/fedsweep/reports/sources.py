@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,7 @@ from fedsweep.sweeps.sweep_folder import SweepFolder
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-_FOLDER_TAG, _KIND_TAG = "fedsweep.folder", "fedsweep.kind"
-_PAGE, _MOST_RUNS = 1000, 20_000
+_MOST_RUNS = 20_000
 _SHOWN = 3
 
 
@@ -86,7 +86,7 @@ def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
 
 def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> list[Path]:
     """Return the run folders that an experiment's runs name in their tags."""
-    from fedsweep.tracking.mlflow_store import open_store, quiet_mlflow, redacted, sqlite_path
+    from fedsweep.tracking.mlflow_store import open_store, quiet_mlflow, reason_of, redacted, sqlite_path
 
     path = sqlite_path(uri) if uri is not None else None
     if uri is None or (path is not None and not os.path.isfile(path)):
@@ -99,8 +99,7 @@ def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> li
         except InputError as error:
             raise OutputError(f"{name}: there is no such folder; {error} in {redacted(uri)}") from error
         except Exception as error:  # MLflow's own, SQLAlchemy's and requests' exceptions alike
-            reason = (redacted(str(error)).strip().splitlines() or [type(error).__name__])[0]
-            raise ResourceError(f"the store {redacted(uri)} cannot be read: {reason}") from error
+            raise ResourceError(f"the store {redacted(uri)} cannot be read: {reason_of(error)}") from error
     here = [folder for folder in tagged if folder.is_absolute() and os.path.isfile(folder / CONFIG)]
     gone = [str(folder) for folder in tagged if folder not in here]
     if not here:
@@ -113,21 +112,14 @@ def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> li
 
 
 def _tagged_folders(client: MlflowClient, name: str) -> list[Path]:
+    from fedsweep.tracking.mlflow_run import FOLDER, each_run
+
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         raise InputError(unknown_name("experiment", name, [item.name for item in client.search_experiments()]))
-    folders: dict[str, None] = {}
-    token = None
-    while len(folders) < _MOST_RUNS:
-        page = client.search_runs([experiment.experiment_id], max_results=_PAGE, page_token=token)
-        for run in page:
-            tags = run.data.tags
-            if tags.get(_FOLDER_TAG) and tags.get(_KIND_TAG) != "sweep" and "\0" not in tags[_FOLDER_TAG]:
-                folders.setdefault(tags[_FOLDER_TAG])
-        token = page.token
-        if not token:
-            break
-    return sorted(map(Path, folders))
+    every = (run.data.tags for run in each_run(client, experiment.experiment_id))
+    folders = (tags.get(FOLDER, "") for tags in every if tags.get("fedsweep.kind") != "sweep")
+    return sorted(map(Path, {folder for folder in islice(folders, _MOST_RUNS) if folder and "\0" not in folder}))
 
 
 def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:

@@ -14,7 +14,7 @@ import re
 import socket
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedsweep.errors import ResourceError
 from fedsweep.runs.background import check_wanted
 from fedsweep.runs.files import TRACKING, atomic_write, read_note
 from fedsweep.runs.run_folder import RESULT, ROUNDS
-from fedsweep.tracking.mlflow_store import ARTIFACTS, OWN_STORES, open_store, redacted, sqlite_path
+from fedsweep.tracking.mlflow_store import ARTIFACTS, OWN_STORES, has_tables, open_store, redacted, sqlite_path
 from fedsweep.tracking.mlflow_view import save_view
 from fedsweep.tracking.rows import Point
 
@@ -43,7 +43,7 @@ _KEY_CHARACTERS = 250
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _WRITER = "fedsweep.writer"
 _MARK = "fedsweep.mark"
-_FOLDER = "fedsweep.folder"
+FOLDER = "fedsweep.folder"
 # A tag: of which state of its folder the store has everything; empty as long as the run goes on.
 SENT = "fedsweep.sent"
 # A tag of MLflow's own: the run whose child this one is.
@@ -66,21 +66,20 @@ class MlflowRun:
 
     Attributes:
         client: A client of its store.
-        run_id: Its id.
-        experiment_id: That of the experiment that it is in.
+        entity: What the store said of it when it was begun, or gone on with.
         writer: The tag's value as long as this is the one who writes.
-        params: Keys of the params that it has; these can never change.
-        metrics: The newest value of each metric that it has had from the start.
         rounds: Numbers of the rounds that it has.
     """
 
     client: MlflowClient
-    run_id: str
-    experiment_id: str
+    entity: Run
     writer: str
-    params: set[str]
-    metrics: Mapping[str, float]
     rounds: set[int]
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+        return str(self.entity.info.run_id)
 
     @classmethod
     def begin(
@@ -108,6 +107,7 @@ class MlflowRun:
         client = open_store(uri)
         check_wanted()
         writer = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
+        own = _run_tags(tags, folder) | {_WRITER: writer, SENT: ""}
         run, rounds = _find(client, folder, uri), set[int]()
         if run is None:
             find, wanted = (_experiment, experiment) if experiment else (_own_experiment, name)
@@ -117,37 +117,19 @@ class MlflowRun:
             # The mark is noted first: whoever dies before it hears of the run finds it.
             ids = {"experiment_id": entry.experiment_id, "mark": uuid.uuid4().hex}
             _save(folder, uri, ids)
-            own = _run_tags(tags, folder) | {_WRITER: writer, _MARK: ids["mark"], SENT: ""}
-            run = client.create_run(entry.experiment_id, begun_ms, own, name)
+            run = client.create_run(entry.experiment_id, begun_ms, {**own, _MARK: ids["mark"]}, name)
         else:
             # First: from now on nobody else adds to what is read. What goes on may have moved, and have more rounds.
-            fresh = _run_tags(tags, folder) | {_WRITER: writer, SENT: ""}
-            client.log_batch(run.info.run_id, tags=[RunTag(*tag) for tag in fresh.items()])
+            client.log_batch(run.info.run_id, tags=[RunTag(*tag) for tag in own.items()])
             client.update_run(run.info.run_id, status="RUNNING")
             note_sent(folder, uri, None)
             rounds = {metric.step for metric in client.get_metric_history(run.info.run_id, _EVERY_ROUND)}
-        return cls(
-            client=client,
-            run_id=str(run.info.run_id),
-            experiment_id=str(run.info.experiment_id),
-            writer=writer,
-            params={*run.data.params},
-            metrics=run.data.metrics,
-            rounds=rounds,
-        )
-
-    def experiment(self) -> str:
-        """Return the name of the experiment that it is in."""
-        return str(self.client.get_experiment(self.experiment_id).name)
+        return cls(client=client, entity=run, writer=writer, rounds=rounds)
 
     def children(self) -> dict[str, str]:
         """Return by their marks what the store says of its children, see :data:`SENT`; not of deleted ones."""
-        below, token, states = f"tags.`{PARENT}` = '{self.run_id}'", None, dict[str, str]()
-        while token != "":
-            runs = self.client.search_runs([self.experiment_id], below, max_results=_RUNS_PER_ANSWER, page_token=token)
-            states |= {run.data.tags.get(_MARK, ""): run.data.tags.get(SENT, "") for run in runs}
-            token = runs.token or ""
-        return states
+        runs = each_run(self.client, self.entity.info.experiment_id, f"tags.`{PARENT}` = '{self.run_id}'")
+        return {run.data.tags.get(_MARK, ""): run.data.tags.get(SENT, "") for run in runs}
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Log params that the run does not have yet; long values are cut and passwords blotted out."""
@@ -158,7 +140,9 @@ class MlflowRun:
             for key, value in config.items()
         }
         fresh = [
-            Param(key, redacted(text)[:_VALUE_CHARACTERS]) for key, text in texts.items() if key not in self.params
+            Param(key, redacted(text)[:_VALUE_CHARACTERS])
+            for key, text in texts.items()
+            if key not in self.entity.data.params  # these can never change
         ]
         self.client.log_batch(self.run_id, params=fresh)
 
@@ -206,6 +190,15 @@ class MlflowRun:
             raise ResourceError(f"another process writes the MLflow run {self.run_id} now ({present or 'unknown'})")
 
 
+def each_run(client: MlflowClient, experiment_id: str, condition: str = "") -> Iterator[Run]:
+    """Yield an experiment's runs for which MLflow's condition holds, but for deleted ones."""
+    token = None
+    while token != "":
+        runs = client.search_runs([experiment_id], condition, max_results=_RUNS_PER_ANSWER, page_token=token)
+        yield from runs
+        token = runs.token or ""
+
+
 def digest_of(folder: Path) -> str:
     """Return a digest of a folder's rounds and result, by which it is known whether it has more than was sent."""
     # A run adds how long all of it took, its logging included, when all is sent.
@@ -232,43 +225,36 @@ def is_complete(folder: Path, uri: str, children: Callable[[], Mapping[str, str]
     without them the note is believed. A folder that was copied or moved has the note of another: a copy's run is not
     in the store, and a moved folder's has the old place.
     """
-    saved = _saved(folder, uri)
-    sent = saved.get("sent")
+    saved, path = _saved(folder, uri), sqlite_path(uri)
+    sent, mark = str(saved.get("sent") or ""), str(saved.get("mark"))
     try:
-        is_here = isinstance(sent, str) and Path(str(saved.get("folder"))).samefile(folder)
-        if not (is_here and sent == digest_of(folder)):
+        if not sent or sent != digest_of(folder) or not Path(str(saved.get("folder"))).samefile(folder):
             return False
     except (OSError, ValueError):
         return False
-    if sqlite_path(uri) is not None:
-        return bool(_sent_by(folder, uri) == sent)
-    return children is None or bool(children().get(str(saved.get("mark"))) == sent)
+    if path is not None:
+        return _sent_by(path, mark) == sent
+    return children is None or children().get(mark) == sent
 
 
-def is_there(folder: Path, uri: str, client: MlflowClient | None = None) -> bool:
-    """Check that a store has the run that a folder names, undeleted; one that is no file is asked by a client alone."""
-    if sqlite_path(uri) is None:
-        return client is None or _find(client, folder, uri) is not None
-    return _sent_by(folder, uri) is not None
+def is_there(client: MlflowClient, folder: Path, uri: str) -> bool:
+    """Check that a store still has the run that a folder names, undeleted."""
+    path = sqlite_path(uri)
+    return (path is None or has_tables(path)) and _find(client, folder, uri) is not None
 
 
-def _sent_by(folder: Path, uri: str) -> str | None:
-    """Return what a sqlite store says of the run that a folder names, see :data:`SENT`; None: it has no such run."""
-    file, mark = sqlite_path(uri), str(_saved(folder, uri).get("mark"))
-    assert file is not None
-    # By primary keys, which are tags' (key, run) and runs' ids.
-    active = "EXISTS (SELECT 1 FROM runs WHERE run_uuid = {} AND lifecycle_stage = 'active')"
-    above = f"SELECT 1 FROM tags AS above WHERE key = '{PARENT}' AND run_uuid = own.run_uuid"
-    orphan = f"EXISTS ({above} AND NOT {active.format('above.value')})"
-    marked = "SELECT run_uuid FROM tags AS own WHERE key = ? AND value = ?"
-    run = f"{marked} AND {active.format('own.run_uuid')} AND NOT {orphan}"
-    sent = f"SELECT coalesce(max(value), '') FROM tags WHERE key = ? AND run_uuid = ({run})"
+def _sent_by(path: Path, mark: str) -> str | None:
+    """Return what a sqlite store says of a run, see :data:`SENT`; None: it lacks the run, or the one that is above."""
+    active = "(SELECT run_uuid FROM runs WHERE lifecycle_stage = 'active')"
+    query = f"""SELECT sent.value FROM tags AS own JOIN tags AS sent USING (run_uuid)
+        LEFT JOIN tags AS above ON above.run_uuid = own.run_uuid AND above.key = '{PARENT}'
+        WHERE own.key = ? AND own.value = ? AND sent.key = ? AND own.run_uuid IN {active}
+        AND (above.value IS NULL OR above.value IN {active})"""
     with (
         contextlib.suppress(sqlite3.Error),
-        contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db,
+        contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db,
     ):
-        has_run = db.execute(run, (_MARK, mark)).fetchone() is not None
-        return str(db.execute(sent, (SENT, _MARK, mark)).fetchone()[0]) if has_run else None
+        return next((value for (value,) in db.execute(query, (_MARK, mark, SENT))), None)
     return None
 
 
@@ -279,7 +265,7 @@ def key_text(text: str) -> str:
 
 
 def _run_tags(tags: Mapping[str, str], folder: Path) -> dict[str, str]:
-    own = {_FOLDER: str(folder.absolute()), "mlflow.source.name": "fedsweep", "mlflow.source.type": "LOCAL"}
+    own = {FOLDER: str(folder.absolute()), "mlflow.source.name": "fedsweep", "mlflow.source.type": "LOCAL"}
     own["mlflow.user"] = "unknown"
     with contextlib.suppress(KeyError, OSError):  # a container's user may have no name
         own["mlflow.user"] = getpass.getuser()
@@ -311,7 +297,7 @@ def _find(client: MlflowClient, folder: Path, uri: str) -> Run | None:
     run = next(iter(client.search_runs([where], f"tags.`{_MARK}` = '{mark}'", max_results=1)), None)
     if run is None:
         return None
-    other = Path(run.data.tags.get(_FOLDER, folder))
+    other = Path(run.data.tags.get(FOLDER, folder))
     is_copy = _saved(other, uri).get("mark") == mark and not other.samefile(folder)
     return None if is_copy else run
 

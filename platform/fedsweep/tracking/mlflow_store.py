@@ -22,6 +22,7 @@ import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -148,10 +149,7 @@ def _check(uri: str, experiment: str | None) -> None:
     probe_store(uri)
     if not needs_mlflow(uri, experiment=experiment):
         return
-    path = sqlite_path(uri)
-    # Only a process that knows the lock could be creating the file at this moment.
-    turn = _locked(path) if path is not None and _lock_path(path).exists() else contextlib.nullcontext()
-    with quiet_mlflow(), turn:
+    with quiet_mlflow():
         client = _client(uri)
         try:
             entry = client.get_experiment_by_name(experiment) if experiment is not None else None
@@ -167,7 +165,7 @@ def _check(uri: str, experiment: str | None) -> None:
 def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
     """Check if only MLflow, which takes long to import, can tell that a run can be tracked."""
     path = sqlite_path(uri)
-    if path is None or not _has_tables(path):
+    if path is None or not has_tables(path):
         return path is None
     deleted = "SELECT count(*) FROM experiments WHERE name = ? AND lifecycle_stage <> 'active'"
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
@@ -202,13 +200,10 @@ def open_store(uri: str) -> MlflowClient:
         ResourceError: The store cannot be opened, in one line.
     """
     path = sqlite_path(uri)
-    with quiet_mlflow():
-        if path is None:
-            return _client(uri)
-        with _locked(path):
-            if not _has_tables(path):
-                _make(path)
-            return _client(uri)
+    with quiet_mlflow(), contextlib.nullcontext() if path is None else _locked(path):
+        if path is not None and not has_tables(path):
+            _make(path)
+        return _client(uri)
 
 
 def _make(path: Path) -> None:
@@ -253,6 +248,7 @@ def _client(uri: str, *, named: str | None = None) -> MlflowClient:
     return client
 
 
+@cache
 def _bound_answers() -> None:
     """Let MLflow take no answer that is longer than any it could need; a few compressed bytes can become gigabytes.
 
@@ -262,7 +258,7 @@ def _bound_answers() -> None:
     from mlflow.utils import request_utils
 
     make = getattr(request_utils, "_get_request_session", None)
-    if make is None or hasattr(make, "bounded"):
+    if make is None:
         return
 
     def bounded(*arguments: Any, **options: Any) -> Any:
@@ -270,7 +266,6 @@ def _bound_answers() -> None:
         session.hooks["response"] = [_take_answer]
         return session
 
-    bounded.bounded = True  # type: ignore[attr-defined]
     request_utils._get_request_session = bounded
 
 
@@ -318,7 +313,8 @@ def _check_writable(path: Path) -> None:
         raise PermissionError(errno.EACCES, "no permission to write", str(path))
 
 
-def _has_tables(path: Path) -> bool:
+def has_tables(path: Path) -> bool:
+    """Check that there is a store in a sqlite file, by its size."""
     return path.exists() and path.stat().st_size > 0
 
 

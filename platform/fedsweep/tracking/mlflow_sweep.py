@@ -11,21 +11,19 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedsweep.driver.observers import RunInfo
 from fedsweep.errors import FedsweepError, ResourceError
 from fedsweep.runs.background import AT_MOST_S, BackgroundCall, NoAnswer
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.tracking.mlflow_run import PARENT, SENT, MlflowRun, digest_of, is_complete, is_there, note_sent
+from fedsweep.tracking.mlflow_run import PARENT, MlflowRun, is_complete
 from fedsweep.tracking.mlflow_store import PATIENCE_S, probe_store, quiet_mlflow, reason_of
 from fedsweep.tracking.mlflow_sync import FolderSync, status_in
 from fedsweep.tracking.rows import Point, telling
-
-if TYPE_CHECKING:
-    from fedsweep.driver.observers import RunInfo
 
 # A store that is gone must not hold up the end of a sweep for each of its trials.
 _SHORT_PATIENCE_S = 0.5
@@ -36,6 +34,23 @@ _EVERY_S = 5.0
 # After each pass the thread rests for this many times as long as it took.
 _REST = 5.0
 _warn = logging.getLogger("fedsweep").warning
+
+
+class _ParentSync(FolderSync):
+    """Sends a sweep's own folder, which has no rounds: figures and files come at the sweep's end."""
+
+    figures: Sequence[Point] = ()
+    files: Iterable[Path] = ()
+
+    def _describe(self, run: MlflowRun) -> None:
+        run.log_params(telling(self._info.config))
+
+    def _send_figures(self, run: MlflowRun) -> None:
+        if fresh := [point for point in self.figures if run.entity.data.metrics.get(point.key) != point.value]:
+            run.log_points(fresh, {})
+
+    def _files(self) -> Iterator[Path]:
+        return (path for path in self.files if path.is_file())
 
 
 @dataclass(kw_only=True)
@@ -57,9 +72,8 @@ class SweepTracker:
     _syncs: dict[str, FolderSync] = field(default_factory=dict, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)
-    _begin: Callable[[], None] = field(init=False)
-    _parent: MlflowRun = field(init=False)
-    _has_parent: bool = field(default=False, init=False)
+    _parent: _ParentSync = field(init=False)
+    _parent_id: str | None = field(default=None, init=False)
     _call: BackgroundCall[None] | None = field(default=None, init=False)
     _end: Callable[[], None] = field(default=lambda: None, init=False)
     _trouble: str = field(default="", init=False)
@@ -70,19 +84,11 @@ class SweepTracker:
         Raises:
             ResourceError: The store can't be used, or does not answer.
         """
-        wanted = self.experiment
-
-        def begin() -> None:
-            self._has_parent, own = False, {"fedsweep.kind": "sweep", **tags}
-            with quiet_mlflow():
-                run = MlflowRun.begin(self.uri, experiment=wanted, name=name, tags=own, folder=self.folder)
-                self.experiment = run.experiment()
-                run.log_params(telling(config))
-            self._parent, self._has_parent, self._syncs = run, True, {}
-
-        self._begin = begin
+        own = {"fedsweep.kind": "sweep", **tags}
+        info = RunInfo(name=name, folder=self.folder, config=config, tags=own, planned_rounds=0)
+        self._parent = _ParentSync(self.uri, experiment=self.experiment, info=info)
         try:
-            BackgroundCall(begin).wait()
+            BackgroundCall(self._keep_parent).wait()
         except Exception as error:  # MLflow's, SQLAlchemy's, requests'
             if isinstance(error, FedsweepError) and not isinstance(error, NoAnswer):
                 raise
@@ -129,17 +135,8 @@ class SweepTracker:
             for trial in played:
                 self.trial_done(trial)
             self._send_all()
-            with quiet_mlflow():
-                self._keep_parent()
-                parent = self._parent
-                parent.log_points([point for point in points if parent.metrics.get(point.key) != point.value], {})
-                for path in files:
-                    if path.is_file():
-                        parent.log_file(path)
-                digest = digest_of(self.folder)
-                parent.log_points([], {SENT: digest})
-                parent.end(status)
-            note_sent(self.folder, self.uri, digest)
+            self._parent.figures, self._parent.files = points, files
+            self._parent.send(status, patience_s=self._patience_s)
 
         self._end, incomplete = end, 0
         self._over.set()
@@ -181,8 +178,7 @@ class SweepTracker:
                 continue  # it is sent whole at its end; or it broke down before it began
             try:
                 if children is None:
-                    self._keep_parent()
-                    children = functools.cache(self._parent.children)
+                    children = functools.cache(self._keep_parent().children)
                 if not is_complete(folder, self.uri, children):
                     sync = self._syncs.setdefault(name, self._sync_of(trial))
                     sync.send(status_in(folder) if is_over else None, patience_s=self._patience_s)
@@ -193,12 +189,15 @@ class SweepTracker:
                 self._trouble = reason_of(error)
                 probe_store(self.uri, patience_s=_SHORT_PATIENCE_S)
 
-    def _keep_parent(self) -> None:
-        """Begin the parent again where it was deleted, or the store's file with it; its children then move to it."""
-        probe_store(self.uri, patience_s=self._patience_s)
-        if not (self._has_parent and is_there(self.folder, self.uri, self._parent.client)):
-            self._begin()
+    @quiet_mlflow()
+    def _keep_parent(self) -> MlflowRun:
+        """Begin the parent where it, or the store's file, is not there; the children of an earlier one move to it."""
+        run = self._parent.send(patience_s=self._patience_s)
+        if run.run_id != self._parent_id:
+            self.experiment = run.client.get_experiment(run.entity.info.experiment_id).name
+            self._syncs, self._parent_id = {}, run.run_id
+        return run
 
     def _sync_of(self, trial: RunInfo) -> FolderSync:
-        child = replace(trial, tags={**trial.tags, PARENT: self._parent.run_id})
-        return FolderSync(self.uri, experiment=self.experiment or "", info=child)
+        child = replace(trial, tags={**trial.tags, PARENT: self._parent_id or ""})
+        return FolderSync(self.uri, experiment=self.experiment, info=child)

@@ -66,26 +66,29 @@ class FolderSync:
 
     Args:
         uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
-        experiment: The MLflow experiment.
+        experiment: The MLflow experiment; None: one that the run has to itself.
         info: The run; its rounds are read from its folder.
     """
 
-    def __init__(self, uri: str, *, experiment: str, info: RunInfo) -> None:
+    def __init__(self, uri: str, *, experiment: str | None, info: RunInfo) -> None:
         self._uri, self._experiment, self._info = uri, experiment, info
         self._run: MlflowRun | None = None
         self._read_at: tuple[int, int] | None = None
         self._rows: list[TrackedRow] = []
         self._sent_rounds: set[int] = set()
-        self._has_files = self._has_status = False
+        self._lacks = ["its files", "its status"]
         self.folder = info.folder
         self.run_id: str | None = None
 
-    def send(self, status: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
+    def send(self, status: str | None = None, *, patience_s: float = PATIENCE_S) -> MlflowRun:
         """Send what the store has not got.
 
         Args:
             status: How the run ended: its files are sent, too, and the run in the store is ended; None: it goes on.
             patience_s: How long to wait for a lock or an answer before anything is sent.
+
+        Returns:
+            The run in the store.
 
         Raises:
             Exception: Of MLflow, SQLAlchemy, requests or the system; what was not sent is sent by the next call.
@@ -93,40 +96,39 @@ class FolderSync:
         try:
             probe_store(self._uri, patience_s=patience_s)
             with quiet_mlflow():
-                if not is_there(self.folder, self._uri, None if self._run is None else self._run.client):
+                if self._run is not None and not is_there(self._run.client, self.folder, self._uri):
                     # The store's file, or the run in it, was deleted, or a server came back without: all is lacking.
                     self._run, self._sent_rounds = None, set()
-                self._send(status)
+                return self._send(status)
         except BaseException:
             self._run = None  # what became of the last batch, only the store knows
             raise
 
-    def _send(self, status: str | None) -> None:
-        digest, damage = digest_of(self.folder), None
+    def _send(self, status: str | None) -> MlflowRun:
+        digest = digest_of(self.folder)
         try:
             self._read_rows()
-        except OutputError as error:  # the folder is damaged, and so it stays
-            damage = error
+        except OutputError:  # the folder is damaged, and so it stays
+            self._end(self._begun(), status)
+            raise
         run = self._begun()
-        ended_ms = self._rows[-1].record.timestamp_ms if self._rows else None
-        if damage is not None:
-            if status is not None:
-                run.end(status, at_ms=ended_ms)
-            raise damage
-        infinite = {name: text for row in reversed(self._rows) for name, text in row.infinite().items()}
-        tags = {key_text(f"infinite.{name}"): text for name, text in infinite.items()}
-        for points in self._batches():
-            run.log_points(points, tags)
-            self._sent_rounds = {*run.rounds}
+        self._send_figures(run)
         if status is None:
-            return
+            return run
         try:
-            self._send_files(run)
+            for path in self._files():
+                run.log_file(path, into=PICTURES if path.parent == self.folder / PICTURES else None)
+            self._lacks = ["its status"]
             run.log_points([], {SENT: digest})
         finally:  # no file that can't be sent keeps the run open
-            run.end(status, at_ms=ended_ms)
-            self._has_status = True
+            self._end(run, status)
+            self._lacks = ["some of its files"] if "its files" in self._lacks else []
         note_sent(self.folder, self._uri, digest)
+        return run
+
+    def _end(self, run: MlflowRun, status: str | None) -> None:
+        if status is not None:
+            run.end(status, at_ms=self._rows[-1].record.timestamp_ms if self._rows else None)
 
     def lacking(self) -> str:
         """Name the run's parts that are not in the store, as far as it has answered."""
@@ -135,12 +137,10 @@ class FolderSync:
         except Exception:  # the folder is gone or damaged
             return "some of its rounds, its files or its status"
         rounds = [row.record.round for row in self._rows if row.record.round not in self._sent_rounds]
-        missing = (
-            [f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"] if rounds else []
-        )
-        if not self._has_files:
-            missing.append("some of its files" if self._has_status else "its files")
-        return ", ".join(missing if self._has_status else [*missing, "its status"])
+        missing = [*self._lacks]
+        if rounds:
+            missing.insert(0, f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}")
+        return ", ".join(missing)
 
     def _begun(self) -> MlflowRun:
         if self._run is None:
@@ -154,26 +154,31 @@ class FolderSync:
                 folder=self.folder,
                 begun_ms=None if first is None else first.timestamp_ms - round(1000 * first.wall_time_s),
             )
-            self.run_id, self._sent_rounds = run.run_id, {*run.rounds}
-            self._has_files = self._has_status = False
-            run.log_params(telling(info.config))
-            run.log_dataset(info.config)
+            self.run_id, self._sent_rounds = run.run_id, run.rounds
+            self._lacks = ["its files", "its status"]
+            self._describe(run)
             self._run = run
         return self._run
 
-    def _batches(self) -> Iterator[list[Point]]:
-        """Yield the points of rounds that the store has not got, whole rounds in their order, at least one at once."""
+    def _describe(self, run: MlflowRun) -> None:
+        run.log_params(telling(self._info.config))
+        run.log_dataset(self._info.config)
+
+    def _send_figures(self, run: MlflowRun) -> None:
+        """Send the rounds that the store has not got, in their order, at least a whole one at once."""
+        infinite = {name: text for row in reversed(self._rows) for name, text in row.infinite().items()}
+        tags = {key_text(f"infinite.{name}"): text for name, text in infinite.items()}
         batch: list[Point] = []
         for row in self._rows:
             if row.record.round in self._sent_rounds:
                 continue
             points = row.points()
             if batch and len(batch) + len(points) > METRICS_PER_BATCH:
-                yield batch
+                run.log_points(batch, tags)
                 batch = []
             batch += points
         if batch:
-            yield batch
+            run.log_points(batch, tags)
 
     def _read_rows(self) -> None:
         """Read the rounds again where they were written since."""
@@ -186,16 +191,13 @@ class FolderSync:
             self._rows = [TrackedRow(record=one, reached=targets.see(one)) for one in folder.read_rounds()]
             self._read_at = (at.st_mtime_ns, at.st_size)
 
-    def _send_files(self, run: MlflowRun) -> None:
-        # Links in a foreign folder may lead to what is not the run's.
+    def _files(self) -> Iterator[Path]:
+        """List the artifacts that are there; links in a foreign folder may lead to what is not the run's."""
         pictures = self.folder / PICTURES
-        for path in (self.folder / name for name in _ARTIFACTS):
+        drawn = () if pictures.is_symlink() else sorted(pictures.glob("*.png"))
+        for path in (*(self.folder / name for name in _ARTIFACTS), *drawn):
             if path.is_file() and not path.is_symlink():
-                run.log_file(path)
-        for path in () if pictures.is_symlink() else sorted(pictures.glob("*.png")):
-            if path.is_file() and not path.is_symlink():
-                run.log_file(path, into=PICTURES)
-        self._has_files = True
+                yield path
 
 
 def status_in(folder: Path) -> str:
@@ -243,18 +245,12 @@ def follow_run(folder: Path, config: Config) -> None:
         return
     check_store(uri, experiment=config.tracking.experiment)
     sync = _sync_of(folder, config, uri)
-    while _is_played(folder):
+    while True:
+        with contextlib.suppress(OutputError), sole_writer(folder):
+            return  # nobody plays it any more
         with contextlib.suppress(Exception):  # the next time, or at the end, where trouble is said
             BackgroundCall(sync.send).wait(at_most_s=None)
         time.sleep(_FOLLOWED_EVERY_S)
-
-
-def _is_played(folder: Path) -> bool:
-    try:
-        with sole_writer(folder):
-            return False
-    except OutputError:
-        return True
 
 
 def _sync_of(folder: Path, config: Config, uri: str) -> FolderSync:

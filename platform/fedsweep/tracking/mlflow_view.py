@@ -36,15 +36,12 @@ def pages_address(port: int, path: Path) -> str:
         contextlib.suppress(sqlite3.Error),
         contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db,
     ):
-        newest = "SELECT experiment_id FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time DESC LIMIT 1"
-        experiment = db.execute(newest).fetchone()
-        if experiment is None:
-            return home
-        has_view = db.execute(
-            "SELECT 1 FROM experiment_tags WHERE experiment_id = ? AND key = ?", (experiment[0], _TAG)
-        )
-        view = f"&viewStateShareKey={_KEY}" if has_view.fetchone() else ""
-        return f"{home}/#/experiments/{experiment[0]}/runs?workflowType=machine_learning{view}"
+        newest = """SELECT run.experiment_id, tag.key IS NOT NULL FROM runs AS run LEFT JOIN experiment_tags AS tag
+            ON tag.experiment_id = run.experiment_id AND tag.key = ?
+            WHERE run.lifecycle_stage = 'active' ORDER BY run.start_time DESC LIMIT 1"""
+        for experiment, has_view in db.execute(newest, [_TAG]):
+            view = f"&viewStateShareKey={_KEY}" if has_view else ""
+            return f"{home}/#/experiments/{experiment}/runs?workflowType=machine_learning{view}"
     return home
 
 
