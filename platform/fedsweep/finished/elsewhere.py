@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedsweep.config.overrides import apply_overrides
 from fedsweep.errors import ConfigError, InputError
@@ -28,21 +29,17 @@ def views_elsewhere(views: Sequence[RunView], settings: Sequence[str]) -> list[R
     _, devices = split_settings(settings)
     seen, reasons = [], []
     for view in views:
-        clocks: Sequence[float | None]
-        energy: Sequence[float | None]
-        money: Sequence[float | None]
-        clocks = energy = money = [None] * view.rounds
+        spent: dict[str, Sequence[Any]] = dict.fromkeys(("sim_time_s", ENERGY, MONEY), [None] * view.rounds)
         notes = view.notes
         try:
             there = replay(view.folder, settings)
-            clocks, energy, money = there.clocks, there.energy, there.money
+            spent = {"sim_time_s": there.clocks, ENERGY: there.energy, MONEY: there.money}
         except InputError as error:
             reasons.append(error)
             notes = (*notes, f"{view.folder.name}: no time, energy and money with --set: {error}")
         # Where a run has no clock, no figure of its result may take its place.
         result = {name: value for name, value in view.result.items() if name not in ("sim_time_s", "full_time_s")}
-        columns = {name: cells for name, cells in view.columns.items() if name != "full_time_s"}
-        columns |= {"sim_time_s": clocks, ENERGY: energy, MONEY: money}
+        columns = {name: cells for name, cells in view.columns.items() if name != "full_time_s"} | spent
         config = apply_overrides(view.config, devices)
         seen.append(replace(view, config=config, result=result, columns=columns, notes=notes))
     if len(reasons) == len(views):

@@ -20,9 +20,6 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.source_log import changed_since, refusal
 
-# Sections that a plan for another number of rounds may change, with what each says to the user.
-_SCENARIO = {"drift": "scenario.drift", "availability": "scenario.availability"}
-
 
 def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Config:
     """Let a run have more rounds: its ``config.yaml`` says so afterwards, and resuming it plays them.
@@ -91,9 +88,9 @@ def _differences(before: Experiment, after: Experiment, *, done: int) -> list[st
     reasons = []
     if any(before.training.schedule(r) != after.training.schedule(r) for r in range(1, done + 1)):
         reasons.append("training.schedule goes by the number of rounds")
-    for name, key in _SCENARIO.items():
+    for name in ("drift", "availability"):
         if getattr(before.world, name) != getattr(after.world, name):
-            reasons.append(f"{key} goes by the number of rounds")
+            reasons.append(f"scenario.{name} goes by the number of rounds")
     if before.spending is not None:
         reasons.append("the planner goes by the number of rounds")
     seams = dict(before.method.server_components)

@@ -193,8 +193,11 @@ def replayed(
     """
     clocks: tuple[float | None, ...] = tuple(record.sim_time_s for record in records)
     if after is not before:
-        if not is_there:
-            _check_limits(after)
+        if not is_there and (limit := after.training.stop.sim_time_s) is not None:
+            raise ConfigError(
+                f"the run has a limit of {limit:g} virtual seconds, so on other devices it would have had other rounds;"
+                " begin a new run with them"
+            )
         clocks = tuple(_replanned(before, after, records, _model_bytes(traffic), is_there=is_there))
     busy = _busy(after, traffic)
     if busy is None and any((prices.device_hour, prices.kwh, prices.compute_watts, prices.radio_watts)):
@@ -232,14 +235,6 @@ def split_settings(overrides: Sequence[str]) -> tuple[Prices, list[str]]:
     if unknown := [name for name in tree if name not in names]:
         raise ConfigError(f"{_PRICES}: unknown price {unknown[0]!r} (known: {', '.join(names)})")
     return Prices(**tree), devices
-
-
-def _check_limits(after: Experiment) -> None:
-    if (limit := after.training.stop.sim_time_s) is not None:
-        raise ConfigError(
-            f"the run has a limit of {limit:g} virtual seconds, so on other devices it would have had other rounds;"
-            " begin a new run with them"
-        )
 
 
 def _model_bytes(traffic: pa.Table) -> Counter[int]:

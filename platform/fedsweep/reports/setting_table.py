@@ -97,11 +97,6 @@ class TableStyle:
         """True where rows, columns or figures were chosen."""
         return (self.rows, self.columns, self.figures) != (None, None, None)
 
-    @property
-    def is_ordered(self) -> bool:
-        """True where rows are sorted or cut."""
-        return self.sort is not None or self.top is not None
-
     def called(self, words: str) -> str:
         """Return a label whose ``key=value`` have the names that a paper gives the keys."""
         labels = {**KEY_LABELS, **self.labels}
@@ -313,12 +308,12 @@ def _as_csv(runs: Sequence[ReportRun], style: TableStyle) -> str:
     import pandas as pd
 
     study = study_of(runs, rows=style.rows, columns=style.columns)
-    settings, layout = study.settings, study.layout
+    layout = study.layout
     order = row_order(study, style)
     if not style.is_laid_out:
-        places = (
-            [place for row in order for place in layout.places_of(row)] if style.is_ordered else range(len(settings))
-        )
+        places = [place for row in order for place in layout.places_of(row)]
+        if style.sort is None and style.top is None:
+            places.sort()
         # As objects: a column of counts with a gap would become one of floating-point numbers.
         return csv_table(pd.DataFrame(setting_rows(study, places), dtype=object))
     figures = dict.fromkeys(figure.name for world in layout.worlds for figure in _figures(study, style, world))
