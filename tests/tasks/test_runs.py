@@ -568,13 +568,14 @@ def test_a_report_ranks_settings_by_the_leading_figure_and_spreads_it_over_seeds
     report = build_report(find_sources([str(tmp_path)], uri=None))
     good, bad = report.settings
     assert report.leading == "rmse" and good.label == "0.05"
-    assert [(found.count, found.mean) for found in report.compared] == [
+    first, second = (setting.over_seeds(report.leading) for setting in (good, bad))
+    assert [(first.count, first.mean), (second.count, second.mean)] == [
         (3, good.figure("rmse")),
         (3, bad.figure("rmse")),
     ]
-    assert report.compared[0].mean < report.compared[1].mean and math.isfinite(report.compared[0].low)
+    assert first.mean < second.mean and math.isfinite(first.low)
     page = write_report([tmp_path], tmp_path / "page.html", script="beside").path.read_text()
-    low, high = (f"{end:.4g}" for end in (report.compared[0].low, report.compared[0].high))
+    low, high = (f"{end:.4g}" for end in (first.low, first.high))
     assert f"{low} to {high}" in page and "over seeds, of rmse" in page
 
 

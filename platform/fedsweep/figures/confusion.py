@@ -69,9 +69,7 @@ def draw_confusion(axes: Axes, confusion: np.ndarray, *, class_names: Sequence[s
             axis.set_major_locator(MaxNLocator(integer=True))
     if len(confusion) <= _MOST_NUMBERS:
         _write_numbers(axes, confusion, shares_CC)
-    figure = axes.get_figure(root=True)
-    assert figure is not None  # axes made by subplots have one
-    figure.colorbar(picture, ax=axes, label="share of the true class (%)", pad=0.02)
+    axes.figure.colorbar(picture, ax=axes, label="share of the true class (%)", pad=0.02)
 
 
 def _write_numbers(axes: Axes, confusion: np.ndarray, shares_CC: np.ndarray) -> None:

@@ -104,6 +104,4 @@ def _cells(axes: Axes, counts_NC: np.ndarray) -> None:
     )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
-    figure = axes.get_figure(root=True)
-    assert figure is not None  # axes made by subplots have one
-    figure.colorbar(picture, ax=axes, label="samples", pad=0.01, ticks=MaxNLocator(4, integer=True))
+    axes.figure.colorbar(picture, ax=axes, label="samples", pad=0.01, ticks=MaxNLocator(4, integer=True))

@@ -297,9 +297,7 @@ def draw_classes(axes: Axes, shares_NRC: np.ndarray, *, first_round: int = 1, le
     axes.set_ylabel(f"client{part}\nin each band class 0 to {num_classes - 1}, from the top")
     _round_axis(axes)
     if legend:
-        figure = axes.get_figure(root=True)
-        assert figure is not None  # axes made by subplots have one
-        figure.colorbar(picture, ax=axes, label="share of the client's samples", pad=0.01)
+        axes.figure.colorbar(picture, ax=axes, label="share of the client's samples", pad=0.01)
 
 
 def draw_participation(axes: Axes, participation: Participation) -> None:

@@ -74,20 +74,19 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
         if maps.size > _BUDGET:
             left_out += 1
             continue
+        run, counts_NC, clients = runs[index], None, None  # no numbers of clients: they are everybody
         try:
-            counts_NC, has_everybody = counts_of(runs[index]), not runs[index].lists_participants_alone()
-            clients = (
-                None if has_everybody else RunFolder(runs[index].folder).read_clients().column("client").to_pylist()
-            )
+            counts_NC = counts_of(run)
+            if run.lists_participants_alone():
+                clients = RunFolder(run.folder).read_clients().column("client").to_pylist()
         except InputError as error:
             maps.notes.append(str(error))
-            counts_NC, has_everybody, clients = None, True, None
-        charts = [] if counts_NC is None else [split_chart(counts_NC, stratum_of(runs[index].config), clients)]
-        if has_everybody:
-            charts += participation_charts(runs[index], None if counts_NC is None else len(counts_NC))
-        if counts_NC is not None and has_everybody:
+        charts = [] if counts_NC is None else [split_chart(counts_NC, stratum_of(run.config), clients)]
+        if clients is None:
+            charts += participation_charts(run, None if counts_NC is None else len(counts_NC))
+        if counts_NC is not None and clients is None:
             try:
-                more = (label_chart(runs[index], counts_NC), class_chart(runs[index], counts_NC.shape))
+                more = (label_chart(run, counts_NC), class_chart(run, counts_NC.shape))
                 charts += [chart for chart in more if chart is not None]
             except InputError as error:
                 maps.notes.append(str(error))
@@ -222,12 +221,15 @@ def class_chart(run: RunView, shape: tuple[int, ...]) -> Chart | None:
     cells = np.add.reduceat(shares_NRC, np.arange(0, num_classes, per_class), axis=2)
     starts = np.arange(0, num_rounds, per_round)
     cells = np.add.reduceat(cells, starts, axis=1) / np.diff([*starts, num_rounds])[None, :, None]
-    rows = [(client, place) for client in shown for place in range(cells.shape[2])]
-    names = [f"client {client}, class {span(place, per_class, num_classes)}" for client, place in rows]
     percents = np.rint(100 * cells.transpose(0, 2, 1)).astype(int)
-    # An empty row ends each band.
+    # An empty row, with a name of its own, ends each band.
     z = [row for band in percents.tolist() for row in (*band, [None] * len(starts))]
-    labels = [label for place, label in enumerate(names) for label in _with_end(place, label, cells.shape[2])]
+    classes = [span(place, per_class, num_classes) for place in range(cells.shape[2])]
+    labels = [
+        label
+        for number, client in enumerate(shown, 1)
+        for label in (*(f"client {client}, class {name}" for name in classes), " " * number)
+    ]
     middles = range(cells.shape[2] // 2, len(labels), cells.shape[2] + 1)
     some = f"{len(shown)} of {num_clients} clients. " if len(shown) < num_clients else ""
     return map_chart(
@@ -242,10 +244,6 @@ def class_chart(run: RunView, shape: tuple[int, ...]) -> Chart | None:
             f" class's share of the client's samples in the round, up to {int(percents.max())} %."
         ),
     )
-
-
-def _with_end(place: int, label: str, height: int) -> list[str]:
-    return [label, " " * (place // height + 1)] if place % height == height - 1 else [label]
 
 
 def label_chart(run: RunView, counts_NC: np.ndarray) -> Chart | None:

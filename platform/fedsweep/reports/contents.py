@@ -6,7 +6,6 @@ import base64
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from fedsweep.errors import OutputError
@@ -22,7 +21,6 @@ from fedsweep.reports.volume_chart import volume_charts
 from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.reports.world_parts import WorldPart, world_part
 from fedsweep.results.config_table import ConfigTable, config_table
-from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.selection import is_less_better, leading_figure
 from fedsweep.results.settings import (
     ReportRun,
@@ -83,16 +81,6 @@ class Report:
     tables: tuple[tuple[str, str], ...]
     verdicts: tuple[str, ...]
     notes: tuple[str, ...]
-
-    @cached_property
-    def compared(self) -> tuple[Estimate, ...]:
-        """Return each setting's leading figure over its seeds."""
-        return tuple(setting.over_seeds(self.leading) for setting in self.settings)
-
-    @cached_property
-    def accuracies(self) -> tuple[Estimate, ...]:
-        """Return each setting's test accuracy over its seeds."""
-        return tuple(setting.over_seeds("test_accuracy") for setting in self.settings)
 
     @property
     def metrics(self) -> Mapping[str, Declaration]:
