@@ -245,16 +245,18 @@ def is_there(client: MlflowClient, folder: Path, uri: str) -> bool:
 
 def _sent_by(path: Path, mark: str) -> str | None:
     """Return what a sqlite store says of a run, see :data:`SENT`; None: it lacks the run, or the one that is above."""
-    active = "(SELECT run_uuid FROM runs WHERE lifecycle_stage = 'active')"
-    query = f"""SELECT sent.value FROM tags AS own JOIN tags AS sent USING (run_uuid)
-        LEFT JOIN tags AS above ON above.run_uuid = own.run_uuid AND above.key = '{PARENT}'
-        WHERE own.key = ? AND own.value = ? AND sent.key = ? AND own.run_uuid IN {active}
-        AND (above.value IS NULL OR above.value IN {active})"""
+    # By primary keys, which are tags' (key, run) and runs' ids.
+    query = f"""SELECT sent.value FROM tags AS own
+        JOIN runs AS run ON run.run_uuid = own.run_uuid AND run.lifecycle_stage = 'active'
+        JOIN tags AS sent ON sent.key = ? AND sent.run_uuid = own.run_uuid
+        LEFT JOIN tags AS parent ON parent.key = '{PARENT}' AND parent.run_uuid = own.run_uuid
+        LEFT JOIN runs AS above ON above.run_uuid = parent.value AND above.lifecycle_stage = 'active'
+        WHERE own.key = ? AND own.value = ? AND (parent.value IS NULL OR above.run_uuid IS NOT NULL)"""
     with (
         contextlib.suppress(sqlite3.Error),
         contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db,
     ):
-        return next((value for (value,) in db.execute(query, (_MARK, mark, SENT))), None)
+        return next((value for (value,) in db.execute(query, (SENT, _MARK, mark))), None)
     return None
 
 
