@@ -119,9 +119,12 @@ def test_resume_runs_what_is_unfinished_and_nothing_else(tmp_path: Path, tiny: T
     (broken / "result.json").unlink()
     (broken / "model.safetensors").unlink()
     (broken / "checkpoints" / "round-000003.json").unlink()
+    written = (tmp_path / "s" / "config.yaml").read_text()
+    (tmp_path / "s" / "config.yaml").unlink()  # as a kill right after the plan leaves it
     times = {name: (run / "result.json").stat().st_mtime_ns for name, run in runs.items() if run != broken}
     grid = sweep(config, out=tmp_path / "s", resume=True)
     assert len(grid) == 2
+    assert (tmp_path / "s" / "config.yaml").read_text() == written
     assert {name: (runs[name] / "result.json").stat().st_mtime_ns for name in times} == times
     after = results(tmp_path / "s")
     assert {n: r["model_sha256"] for n, r in after.items()} == {n: r["model_sha256"] for n, r in before.items()}

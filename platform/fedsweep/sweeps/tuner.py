@@ -105,11 +105,16 @@ def run_sweep(
             _check_nodes(prepared, datasets)
         if not resume:
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
-        elif prepared.folder.read_plan().config_tree.get("sweep") != prepared.plan.config_tree.get("sweep"):
+        elif _is_extended(prepared) or not (prepared.folder.path / CONFIG).is_file():  # or killed after the plan
             prepared.folder.extend(prepared.plan, config_yaml=config.to_yaml())
         with _disk_for(prepared, ray) as disk:
             side = _driver(prepared, datasets, disk)
             return _tracked(prepared, tracker, lambda: (_tune(prepared, progress, tracker, side), _conclude(prepared)))
+
+
+def _is_extended(prepared: PreparedSweep) -> bool:
+    """Check that the folder's plan has another section `sweep`: fewer trials, a smaller budget."""
+    return prepared.folder.read_plan().config_tree.get("sweep") != prepared.plan.config_tree.get("sweep")
 
 
 def _check_nodes(prepared: PreparedSweep, datasets: Mapping[str, Any]) -> None:
