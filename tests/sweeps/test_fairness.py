@@ -66,6 +66,14 @@ def test_a_single_seed_is_said_to_be_no_comparison() -> None:
     assert "nothing can be said about chance" in note
 
 
+@pytest.mark.parametrize("how", [{"search": "optuna"}, {"scheduler": "pbt"}])
+def test_whoever_gives_seeds_out_is_told_nothing_of_them(how: dict[str, Any]) -> None:
+    space = {"training.optimizer.lr": {"uniform": [0.1, 0.2]}}
+    plain, own = (load_config({"sweep": {"space": space, "samples": 2, **more}}) for more in ({}, how))
+    trials = list_trials(plain)
+    assert len(notes(plain, trials, [plain, plain])) == 1 and notes(own, trials, [own, own]) == []
+
+
 def test_seeds_that_differ_between_settings_are_named() -> None:
     base = load_config({})
     points = [{"method.name": "fedavg", "seed": 0}, {"method.name": "fedsgd", "seed": 1}]

@@ -11,6 +11,7 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.sweeps.prepare import prepare
+from fedsweep.sweeps.prepared_trial import dataset_key
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 RATE = "training.optimizer.lr"
@@ -92,3 +93,8 @@ def test_figures_over_clients_are_looked_for_at_their_best(figure: str, better: 
     tree["sweep"]["mode"] = better
     notes = prepare(load_config(tree), SweepFolder(tmp_path / "sweep"), resume=False).notes
     assert not any(text.startswith(("sweep.mode", "sweep.metric")) for text in notes)
+
+
+def test_a_data_set_in_the_cache_is_another_than_one_in_a_folder_called_none() -> None:
+    nowhere, null, word = (load_config({"scenario": part}) for part in ({}, {"root": None}, {"root": "None"}))
+    assert dataset_key(nowhere) == dataset_key(null) != dataset_key(word)

@@ -13,6 +13,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.sweep import Sweep
 from fedsweep.errors import InputError
+from fedsweep.results.texts import canonical
 from fedsweep.runs.sources import Sources, samples_name, sources_of
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import Trial
@@ -85,7 +86,7 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config 
 def dataset_key(config: Config) -> str:
     """Return the name of the data set that a configuration asks for."""
     scenario = config.scenario
-    return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
+    return canonical([scenario.dataset, scenario.root, scenario.image_size])
 
 
 def overlaid(tree_before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
