@@ -119,6 +119,12 @@ def test_who_has_no_budgets_stands_in_the_world_of_each(tmp_path: Path) -> None:
         "budget_fraction=0.6": {"FedAvg": 0, "DynamicFL": 2},
     }
     assert [w.label for w in study_of(runs_of(tmp_path / "x", *trials[:2])).layout.worlds] == [""]
+    # By hand: without the key.
+    lacking = runs_of(tmp_path / "y", *trials, ("own", {"method": {"name": "fedprox"}}))
+    assert grid(study_of(lacking).layout) == {
+        "budget_fraction=0.3": {"FedAvg": 0, "DynamicFL": 1, "FedProx": 3},
+        "budget_fraction=0.6": {"FedAvg": 0, "DynamicFL": 2, "FedProx": 3},
+    }
 
 
 def test_values_that_are_alike_in_few_digits_are_written_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
-from fedsweep.sweeps.fairness import comparable, notes, world_of
+from fedsweep.sweeps.fairness import TrialWorld, comparable, notes, world_of
 from fedsweep.sweeps.prepared_trial import overlaid
 from fedsweep.sweeps.space import Trial, list_trials
 
@@ -103,3 +103,11 @@ def test_budgets_are_part_of_the_world_of_methods_alone_that_plan_with_them() ->
     assert any(
         "scenario.budgets" in note and "different worlds" in note for note in notes(configs[0], trials[3:], configs[3:])
     )
+
+
+def test_many_worlds_are_not_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs, equal = [], TrialWorld.__eq__
+    monkeypatch.setattr(TrialWorld, "__eq__", lambda one, other: pairs.append(other) or equal(one, other))
+    worlds = [TrialWorld(shared=str(number), budgets=None) for number in range(100)]
+    assert comparable([*worlds, *worlds]) == [[place, place + 100] for place in range(100)]
+    assert len(pairs) < 1000

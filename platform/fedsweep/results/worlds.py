@@ -214,7 +214,9 @@ def _columns(
         for key, members in groups.items()
         if may_join and budgets and key[0] in with_budgets and not _has_budgets(flats[members[0]])
     }
-    joining = {world: groups[world, own] for world, own in guests}
+    joining: dict[tuple[str, ...], list[int]] = {}  # one world's guests may be several: some have null, some no key
+    for world, own in guests:
+        joining.setdefault(world, []).extend(groups[world, own])
     hosts = {key: members for key, members in groups.items() if key not in guests}
     return [members[0] for members in hosts.values()], [
         sorted([*members, *joining.get(key[0], [])]) for key, members in hosts.items()

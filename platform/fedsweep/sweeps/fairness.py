@@ -56,10 +56,13 @@ def comparable(worlds: Sequence[TrialWorld]) -> list[list[int]]:
     Returns:
         Indices into ``worlds``, ascending in each group.
     """
-    with_budgets = {world.shared for world in worlds if world.budgets is not None}
+    places: dict[TrialWorld, list[int]] = {}
+    for place, world in enumerate(worlds):
+        places.setdefault(world, []).append(place)
+    with_budgets = {world.shared for world in places if world.budgets is not None}
     return [
-        [place for place, other in enumerate(worlds) if other in (world, replace(world, budgets=None))]
-        for world in dict.fromkeys(worlds)
+        sorted({*own, *places.get(replace(world, budgets=None), ())})
+        for world, own in places.items()
         if world.budgets is not None or world.shared not in with_budgets
     ]
 

@@ -177,9 +177,10 @@ def summarise(
 def write_summary(folder: SweepFolder, summary: Summary) -> None:
     """``summary.json``, and ``summary.parquet`` with a row per trial."""
     labels = [setting.label for setting in summary.settings]
-    worlds = list(dict.fromkeys(s.world for s in summary.settings))
+    worlds = {world: number for number, world in enumerate(dict.fromkeys(s.world for s in summary.settings))}
+    groups = summary.groups
     settings = [
-        {**asdict(s), "world": worlds.index(s.world), "figures": {k: jsonable(asdict(v)) for k, v in s.figures.items()}}
+        {**asdict(s), "world": worlds[s.world], "figures": {k: jsonable(asdict(v)) for k, v in s.figures.items()}}
         for s in summary.settings
     ]
     folder.write_summary(
@@ -191,7 +192,7 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
                 for d in summary.differences
             ],
             "fronts": [
-                {"among": [labels[place] for place in summary.groups[number]], **_front_json(verdict, labels)}
+                {"among": [labels[place] for place in groups[number]], **_front_json(verdict, labels)}
                 for number, verdict in summary.fronts.items()
             ],
             "trials": [_trial_json(row) for row in summary.trials],
