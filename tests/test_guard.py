@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -122,6 +123,26 @@ def test_what_a_component_of_the_server_raises_is_told_with_its_place(kind: str,
 def test_what_a_component_on_a_client_raises_is_told_with_its_place_and_the_client(kind: str, hook: str) -> None:
     with pytest.raises(ClientJobError, match=rf"client \d failed in round 1, .*: boom {HERE}: ZeroDivisionError"):
         run_rounds(local_engine(tiny_experiment(method_with(kind, hook, boom))))
+
+
+def used_up(*_: Any, **__: Any) -> Any:
+    return next(iter(()))
+
+
+def unmet(*_: Any, **__: Any) -> Any:
+    raise AssertionError  # pytest gives an assert a text
+
+
+@pytest.mark.parametrize(("kind", "hook"), [("server_update", "apply"), ("term", "loss"), ("probe", "measure")])
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [(used_up, "StopIteration"), (unmet, "AssertionError"), (lambda *_, **__: sys.exit(), "SystemExit")],
+)
+def test_an_error_without_a_text_is_told_with_its_place_by_its_name(
+    kind: str, hook: str, fault: Callable[..., Any], name: str
+) -> None:
+    text = played(method_with(kind, hook, fault))
+    assert f"{fault.__qualname__} (test_guard.py, line " in text and text.endswith(f": {name}")
 
 
 def wrong_shape(*_: Any, **__: Any) -> Any:
@@ -323,3 +344,11 @@ def test_what_no_component_had_a_part_in_is_the_platforms_own() -> None:
     assert place_of(error) is None
     with pytest.raises(ConfigError, match="as it is"), guarded(when="now"):
         raise ConfigError("as it is")
+
+
+def test_the_end_that_ray_asks_for_is_no_fault_of_the_component_it_met() -> None:
+    handler: dict[str, Any] = {"__name__": "ray._private.worker"}
+    exec("def end():\n    raise SystemExit(1)", handler)  # as a worker's handler of SIGTERM
+    method = method_with("term", "loss", lambda *_, **__: handler["end"]())
+    with pytest.raises(SystemExit):
+        run_rounds(local_engine(tiny_experiment(method)))

@@ -30,7 +30,8 @@ def test_a_wrong_reference_is_refused(reference: str, message: str) -> None:
 def test_a_module_that_fails_on_import_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_failing_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+    place = r"<module> \(own_failing_module.py, line 1\): ZeroDivisionError: division by zero\)$"
+    with pytest.raises(ConfigError, match=place):
         resolve_reference("dataset", "own_failing_module:function")
 
 

@@ -27,6 +27,9 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("datasets", "flwr_datasets", "huggingface_hub", "fsspec", "safetensors", "pydantic", "yaml", "optuna", "sko"),
     *("matplotlib", "plotly", "jinja2", "typer", "click", "rich", "psutil", "sqlalchemy"),
 }
+# What code of a user's own fails with. ``sys.exit`` in it would end a run without a word, with any exit code, and an
+# actor as if it had died.
+FAILURES = (Exception, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,41 @@ def guarded(*, when: str, raises: type[FedsweepError] = ComponentError) -> Itera
         yield
     except (FedsweepError, MemoryError):
         raise
-    except Exception as error:
+    except FAILURES as error:
         where = place_of(error)
-        if where is None:
+        if where is None or is_ended(error):
             raise
-        raise raises(f"{where} failed {when}: {type(error).__name__}: {error}") from error
+        raise raises(f"{where} failed {when}: {named_error(error)}") from cause_of(error)
+
+
+def is_ended(error: BaseException) -> bool:
+    """Return whether Ray ends this process: its handler of SIGTERM calls ``sys.exit`` wherever the code is."""
+    trace, module = error.__traceback__, ""
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    return isinstance(error, SystemExit) and module.partition(".")[0] == "ray"
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return an error as the cause of another that a context manager raises in its place.
+
+    It can't be a ``StopIteration``: ``contextlib`` would take what comes of it for the manager's own end, and raise it
+    again.
+    """
+    return None if isinstance(error, StopIteration) else error
+
+
+def named_error(error: BaseException) -> str:
+    """Return an error's kind and text: ``ValueError: too few``, and ``AssertionError`` where it has none."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def placed_error(error: BaseException) -> str:
+    """Return an error's kind and text, after the place in a component's code where it arose, if it did in one."""
+    where = place_of(error)
+    return f"{'' if where is None else f'{where}: '}{named_error(error)}"
 
 
 def place_of(error: BaseException) -> str | None:

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedsweep.errors import ConfigError, DataError, FedsweepError, unknown_name
-from fedsweep.guard import place_of
+from fedsweep.guard import FAILURES, placed_error
 
 
 def is_reference(name: str) -> bool:
@@ -31,10 +31,10 @@ def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
         raise ConfigError(f"{kind} {reference!r} must have the form 'package.module:callable'")
     try:
         target: Any = importlib.import_module(module_name)
-    except Exception as error:
+    except FAILURES as error:
+        way_out = "; install it or put its folder on PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(
-            f"{kind} {reference!r}: the module {module_name!r} cannot be imported "
-            f"({type(error).__name__}: {error}); install it or put its folder on PYTHONPATH"
+            f"{kind} {reference!r}: the module {module_name!r} cannot be imported ({placed_error(error)}){way_out}"
         ) from error
     for attribute in attribute_path.split("."):
         if not hasattr(target, attribute):
@@ -81,10 +81,8 @@ def call_builder(
         made = builder()
     except FedsweepError:
         raise
-    except Exception as failure:
-        where = place_of(failure)
-        at = "" if where is None else f"{where}: "
-        raise error(f"{kind} {name!r} cannot be built ({at}{type(failure).__name__}: {failure})") from failure
+    except FAILURES as failure:
+        raise error(f"{kind} {name!r} cannot be built ({placed_error(failure)})") from failure
     if not isinstance(made, gives):
         raise error(f"{kind} {name!r} must give a {gives.__name__}, but gives a {type(made).__name__}")
     return made

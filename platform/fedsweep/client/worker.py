@@ -27,7 +27,7 @@ from fedsweep.client.modules import BoundModule
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
-from fedsweep.guard import place_of
+from fedsweep.guard import FAILURES, cause_of, is_ended, placed_error
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -295,12 +295,13 @@ class Worker:
             yield
         except own:
             raise
-        except Exception as error:
-            local, where = self._rounds.get(client), place_of(error)
+        except FAILURES as error:
+            if is_ended(error):
+                raise
+            local = self._rounds.get(client)
             step = 0 if local is None else local.steps.reached
-            # With the component in whose code it arose.
-            reason = f"{'' if where is None else f'{where}: '}{type(error).__name__}: {error}"
-            raise ClientJobError(client=client, round=round, step=step, reason=reason) from error
+            failure = ClientJobError(client=client, round=round, step=step, reason=placed_error(error))
+            raise failure from cause_of(error)
 
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
         """Have clients measure at the server's model [V], which stays as it is; no term is asked."""

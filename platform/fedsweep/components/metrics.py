@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedsweep.errors import ComponentError, ConfigError, FedsweepError, InvariantError
-from fedsweep.guard import as_number, place_of, wrong
+from fedsweep.guard import FAILURES, as_number, is_ended, placed_error, wrong
 from fedsweep.tasks.declaration import SHARE, Declaration
 
 if TYPE_CHECKING:
@@ -151,12 +151,10 @@ class Metric:
             answer = self.function(logits, targets)
         except (FedsweepError, MemoryError):
             raise
-        except Exception as error:
-            where = place_of(error)
-            at = "" if where is None else f"{where}: "
-            raise ComponentError(
-                f"the metric {self.name!r} failed {when} ({at}{type(error).__name__}: {error})"
-            ) from error
+        except FAILURES as error:
+            if is_ended(error):
+                raise
+            raise ComponentError(f"the metric {self.name!r} failed {when} ({placed_error(error)})") from error
         parts = self.declaration.parts
         if not parts:
             return {self.columns[0]: self._number(answer, "a number", when=when)}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fedsweep.errors import ConfigError
+from fedsweep.guard import placed_error
 from fedsweep.models.network import ModelShape, Network, gains_by_pixels_last
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.trees import Inputs, all_of, copied, each, moving_buffers, trained_params
@@ -129,7 +130,7 @@ def try_out(network: Network, *, name: str, outputs: tuple[int, ...]) -> Tensor:
             features = network.features(inputs)
             logits = network.head(features)
     except (AttributeError, *_REFUSES_INPUTS) as error:
-        raise ConfigError(f"model {name!r} can't take inputs {_shapes(inputs)}: {error}") from error
+        raise ConfigError(f"model {name!r} can't take inputs {_shapes(inputs)} ({placed_error(error)})") from error
     network.train(was_training)
     if _changes(inputs) != before:
         raise ConfigError(
