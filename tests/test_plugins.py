@@ -19,6 +19,7 @@ def test_a_reference_names_a_callable_of_a_module() -> None:
         ("module:", "must have the form"),
         ("no_such_module_here:function", "'no_such_module_here' cannot be imported.*PYTHONPATH"),
         ("pathlib:Pth", "did you mean 'Path'"),
+        ("__main__:mine", "this program defines no 'mine'; take up the run from the script or notebook that does"),
         ("math:pi", "must be callable, but is a float"),
     ],
 )

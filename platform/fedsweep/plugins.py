@@ -38,6 +38,11 @@ def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
         ) from error
     for attribute in attribute_path.split("."):
         if not hasattr(target, attribute):
+            if module_name == "__main__":  # a run's folder names what a script or a notebook had
+                raise ConfigError(
+                    f"{kind} {reference!r}: this program defines no {attribute!r}; take up the run from the script or"
+                    " notebook that does (fedsweep.resume), or put it into a module of its own and name that"
+                )
             attributes = [name for name in dir(target) if not name.startswith("_")]
             raise ConfigError(f"{kind} {reference!r}: {unknown_name('attribute', attribute, attributes)}")
         target = getattr(target, attribute)
