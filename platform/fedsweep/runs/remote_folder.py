@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 # What is kept to the end of this process.
 _BROUGHT = contextlib.ExitStack()
 atexit.register(_BROUGHT.close)
-_SECRETS = ("access_key", "secret_key", "password", "token", "credential")
+_SECRETS = ("access_key", "secret", "password", "token", "credential")
 
 
 def is_address(place: object) -> bool:
@@ -81,10 +81,12 @@ class Remote:
         from pyarrow.fs import FileSystem
 
         parts = urlsplit(address)
-        if "@" in parts.netloc or any(word in key for key, _ in parse_qsl(parts.query) for word in _SECRETS):
+        if "@" in parts.netloc or any(word in key.lower() for key, _ in parse_qsl(parts.query) for word in _SECRETS):
             raise ConfigError(
                 f"{parts.scheme}://...: the address has a user or password in it; leave it out: {_WAYS_IN}"
             )
+        if parts.fragment:  # the file system would pass over it, and over the options behind it
+            raise ConfigError(f"{address.partition('?')[0]}: an address ends at its #; write %23 for one in a name")
         if not parts.path.strip("/"):
             place, mark, options = address.partition("?")
             raise ConfigError(f"{address}: it names no folder; write {place.rstrip('/')}/NAME{mark}{options}")
@@ -94,7 +96,9 @@ class Remote:
             raise ResourceError(f"{address}: cannot be reached: {_reason(error)}; {_WAYS_IN}") from error
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(f"{address}: no folder can have this address: {_reason(error)}") from error
-        return cls(address=address, files=files, base=base.rstrip("/"))
+        if "//" in (base := base.rstrip("/")):
+            raise ConfigError(f"{address}: no folder can have this address: in {base} one has no name; write / for //")
+        return cls(address=address, files=files, base=base)
 
     @property
     def here(self) -> Path:
