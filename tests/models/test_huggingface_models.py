@@ -170,6 +170,13 @@ def test_options_that_are_wrong_are_named(models: Path, texts: Path, options: st
         load(f"{texts}?{complete.format(models=models)}")
 
 
+def test_a_row_without_a_text_is_named(models: Path, texts: Path) -> None:
+    with (texts / "train.jsonl").open("a") as file:
+        file.write('\n{"text": null, "label": "no", "speaker": "s0"}')
+    with pytest.raises(DataError, match=r"1 of 61 rows .* no value, the first is row 61"):
+        load(f"{texts}?text=text&label=label&tokenizer={models}/bert&length=8")
+
+
 def test_folders_without_a_model_are_refused(models: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     code = {"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}

@@ -153,12 +153,16 @@ class Source:
 
     def values(self, column: str, of: datasets.Dataset) -> NDArray[Any]:
         """Return a column's values [S], of which none may be missing."""
-        values = of[column][:]
+        return np.asarray(self.filled(column, of))
+
+    def filled(self, column: str, of: datasets.Dataset) -> list[Any]:
+        """Return a column's values as they are stored, of which none may be missing."""
+        values: list[Any] = of[column][:]
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
             rows = f"{len(missing)} of {len(values)} rows have no value, the first is row {missing[0] + 1}"
             raise DataError(f"{self.name}: the column {column} is not filled: {rows}")
-        return np.asarray(values)
+        return values
 
     def classes(
         self, columns: Sequence[str], parts: Sequence[datasets.Dataset]

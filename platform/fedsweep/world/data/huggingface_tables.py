@@ -79,7 +79,7 @@ def _texts(source: Source, used: list[datasets.Dataset]) -> tuple[list[dict[str,
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     parts = []
     for part in used:
-        texts = part[source.named(source.options["text"], part)][:]
+        texts = source.filled(source.named(source.options["text"], part), part)
         if not all(isinstance(text, str) for text in texts):
             raise DataError(f"{source.name}: the column {source.options['text']} must hold texts")
         coded = tokenizer(texts, truncation=True, padding="max_length", max_length=int(length))
