@@ -254,6 +254,8 @@ def test_what_is_gone_in_the_middle_is_said_at_the_end_and_copied_by_the_next(
     ("address", "error", "words"),
     [
         ("s3://bucket", ConfigError, "names no folder"),
+        ("s3:/bucket/x?secret_key=geheim", ConfigError, "one slash where an address has two; write s3://"),
+        (Path("file:///tmp/x"), ConfigError, "in Python as a str"),
         ("nosuch://x/y", ConfigError, "no folder can have this address"),
         ("s3://key:geheim@bucket/x", ConfigError, "user or password"),
         ("s3://bucket/x?secret_key=geheim", ConfigError, "user or password"),
@@ -265,7 +267,7 @@ def test_what_is_gone_in_the_middle_is_said_at_the_end_and_copied_by_the_next(
     ],
 )
 def test_a_wrong_address_ends_in_one_line_before_anything_is_written(
-    address: str, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str | Path, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words) as raised, worked_on(address, going_on=False):

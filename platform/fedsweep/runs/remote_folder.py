@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("fedsweep")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# What pathlib makes of an address: as a path it would be a folder here.
+_ONE_SLASH = re.compile(r"(s3|gs|gcs|hdfs|viewfs|abfss?|file):/(?!/)")
 _EVERY_S = 2.0
 # How long a file system may be silent, which tries again by itself, before it is given up.
 _SILENT_S, _AT_MOST_S = 60.0, 120.0
@@ -242,6 +244,9 @@ def _check_named(place: object) -> None:
         raise ConfigError(f"a folder is named by a path or an address, but got {place!r}")
     if not os.fspath(place):
         raise ConfigError("a folder's name is empty, as of a variable that is not set; name this folder itself by .")
+    if cut := _ONE_SLASH.match(os.fsdecode(place)):
+        way_out = f"write {cut[1]}://, in Python as a str: pathlib takes a slash away"
+        raise ConfigError(f"{cut[0]}... has one slash where an address has two; {way_out}")
 
 
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
