@@ -262,7 +262,8 @@ def test_what_is_gone_in_the_middle_is_said_at_the_end_and_copied_by_the_next(
         ("s3://bucket/x?Secret_Key=geheim", ConfigError, "user or password"),
         ("s3://bucket/x?secret=geheim", ConfigError, "user or password"),
         ("s3://bucket/x#1?secret_key=geheim", ConfigError, "write %23"),
-        ("s3://bucket//x?region=us-east-1", ConfigError, "no folder can have this address.*write / for //"),
+        ("s3://bucket//x?region=us-east-1", ConfigError, "no folder can have this address.*without //"),
+        ("file:///tmp/x/..", ConfigError, "no folder can have this address.*without //, . and .."),
         ("file:///proc/none/x", ResourceError, "cannot be written"),
     ],
 )

@@ -98,8 +98,10 @@ class Remote:
             raise ResourceError(f"{address}: cannot be reached: {_reason(error)}; {_WAYS_IN}") from error
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(f"{address}: no folder can have this address: {_reason(error)}") from error
-        if "//" in (base := base.rstrip("/")):
-            raise ConfigError(f"{address}: no folder can have this address: in {base} one has no name; write / for //")
+        base = base.rstrip("/")
+        # Work is brought into a folder of the last name, and . and .. would be others' folders.
+        if not {"", ".", ".."}.isdisjoint(base.removeprefix("/").split("/")):
+            raise ConfigError(f"{address}: no folder can have this address: write it without //, . and ..")
         return cls(address=address, files=files, base=base)
 
     @property
