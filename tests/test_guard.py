@@ -133,10 +133,13 @@ def unmet(*_: Any, **__: Any) -> Any:
     raise AssertionError  # pytest gives an assert a text
 
 
+def ended(*_: Any, **__: Any) -> Any:
+    raise SystemExit
+
+
 @pytest.mark.parametrize(("kind", "hook"), [("server_update", "apply"), ("term", "loss"), ("probe", "measure")])
 @pytest.mark.parametrize(
-    ("fault", "name"),
-    [(used_up, "StopIteration"), (unmet, "AssertionError"), (lambda *_, **__: sys.exit(), "SystemExit")],
+    ("fault", "name"), [(used_up, "StopIteration"), (unmet, "AssertionError"), (ended, "SystemExit")]
 )
 def test_an_error_without_a_text_is_told_with_its_place_by_its_name(
     kind: str, hook: str, fault: Callable[..., Any], name: str
@@ -344,6 +347,16 @@ def test_what_no_component_had_a_part_in_is_the_platforms_own() -> None:
     assert place_of(error) is None
     with pytest.raises(ConfigError, match="as it is"), guarded(when="now"):
         raise ConfigError("as it is")
+
+
+def test_sys_exit_is_the_components_own_where_a_library_has_replaced_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library: dict[str, Any] = {"__name__": "wandb.sdk.lib.exit_hooks"}
+    exec("def end(code):\n    raise SystemExit(code)", library)
+    monkeypatch.setattr(sys, "exit", library["end"])
+    text = played(method_with("term", "loss", lambda *_, **__: sys.exit(3)))
+    assert "<lambda> (test_guard.py, line " in text and text.endswith(": SystemExit: 3")
 
 
 def test_the_end_that_ray_asks_for_is_no_fault_of_the_component_it_met() -> None:

@@ -26,6 +26,7 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "PIL", "ray", "mlflow", "cloudpickle"),
     *("datasets", "flwr_datasets", "huggingface_hub", "fsspec", "safetensors", "pydantic", "yaml", "optuna", "sko"),
     *("matplotlib", "plotly", "jinja2", "typer", "click", "rich", "psutil", "sqlalchemy"),
+    *("tensorboard", "wandb"),  # the latter puts its own in the place of sys.exit
 }
 # What code of a user's own fails with. ``sys.exit`` in it would end a run without a word, with any exit code, and an
 # actor as if it had died.
