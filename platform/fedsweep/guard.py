@@ -62,13 +62,13 @@ def guarded(*, when: str, raises: type[FedsweepError] = ComponentError) -> Itera
         raise
     except FAILURES as error:
         where = place_of(error)
-        if where is None or is_ended(error):
+        if where is None or is_ray_exit(error):
             raise
         raise raises(f"{where} failed {when}: {named_error(error)}") from cause_of(error)
 
 
-def is_ended(error: BaseException) -> bool:
-    """Return whether Ray ends this process: its handler of SIGTERM calls ``sys.exit`` wherever the code is."""
+def is_ray_exit(error: BaseException) -> bool:
+    """Check for Ray's end of this process: its handler of SIGTERM calls ``sys.exit`` wherever the code is."""
     trace, module = error.__traceback__, ""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))

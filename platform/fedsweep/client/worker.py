@@ -27,7 +27,7 @@ from fedsweep.client.modules import BoundModule
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
-from fedsweep.guard import FAILURES, cause_of, is_ended, placed_error
+from fedsweep.guard import FAILURES, cause_of, is_ray_exit, placed_error
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -296,7 +296,7 @@ class Worker:
         except own:
             raise
         except FAILURES as error:
-            if is_ended(error):
+            if is_ray_exit(error):
                 raise
             local = self._rounds.get(client)
             step = 0 if local is None else local.steps.reached

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedsweep.errors import ComponentError, ConfigError, FedsweepError, InvariantError
-from fedsweep.guard import FAILURES, as_number, is_ended, placed_error, wrong
+from fedsweep.guard import FAILURES, as_number, is_ray_exit, placed_error, wrong
 from fedsweep.tasks.declaration import SHARE, Declaration
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Metric:
         except (FedsweepError, MemoryError):
             raise
         except FAILURES as error:
-            if is_ended(error):
+            if is_ray_exit(error):
                 raise
             raise ComponentError(f"the metric {self.name!r} failed {when} ({placed_error(error)})") from error
         parts = self.declaration.parts
