@@ -183,10 +183,23 @@ def test_other_shares_of_a_gpu_are_errors_with_the_nearest(share: float, near: s
         assert near in refused({"runtime": {"gpus_per_server": share}})
 
 
-def test_byte_limit_may_be_written_as_a_float() -> None:
-    limit = load_config({}, ["training.stop.total_bytes=2e9"]).training.stop.total_bytes
-    assert limit == 2_000_000_000
-    assert isinstance(limit, int)
+BYTE_COUNTS = ("training.stop.total_bytes", "sweep.budget.total_bytes", "scenario.budgets.total_bytes")
+
+
+@pytest.mark.parametrize("key", BYTE_COUNTS)
+@pytest.mark.parametrize("size", ["2e9", "2000000000", "2 GB", "2GB", "2000 MB", "0.002e3 GB", "2e9 B"])
+def test_bytes_are_written_as_a_number_or_with_a_unit(key: str, size: str) -> None:
+    plan = resolve(load_config({"sweep": {"space": {"seed": {"grid": [1]}}}}, [f"{key}={size}"])).tree()
+    for part in key.split("."):
+        plan = plan[part]
+    assert plan == 2_000_000_000 and isinstance(plan, int)
+
+
+@pytest.mark.parametrize("key", BYTE_COUNTS)
+@pytest.mark.parametrize("size", ["2 gb", "lots", "-1", "0.2 B", "2.5", ".inf", "9" * 400 + " B"])
+def test_other_amounts_of_bytes_are_one_error(key: str, size: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}.*(one with a unit: 50 MB|an integer >= 1 or null|finite), but got "):
+        resolve(load_config({"sweep": {"space": {"seed": {"grid": [1]}}}}, [f"{key}={size}"]))
 
 
 @pytest.mark.parametrize(

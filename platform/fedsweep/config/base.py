@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
 from fedsweep.parameters.ranges import Count, NotNegative
 
@@ -69,14 +69,6 @@ class IntegerRange(Section):
 
 
 CountOrRange = Count | IntegerRange
-
-
-def _whole(value: object) -> object:
-    return int(value) if isinstance(value, float) and math.isfinite(value) and value.is_integer() else value
-
-
-# Byte limits are written like 2e9, which YAML reads as a float.
-WholeNumber = Annotated[Count, BeforeValidator(_whole)]
 
 
 def _check_gpu_share(share: float) -> float:

@@ -6,20 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, Strict, field_validator, model_validator
+from pydantic import Field, Strict, field_validator, model_validator
 
-from fedsweep.config.base import Auto, Section, Text, WholeNumber
+from fedsweep.config.base import Auto, Section, Text
+from fedsweep.parameters.byte_counts import BYTE_UNITS, Bytes
 from fedsweep.parameters.ranges import Count, Positive
 
 SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint", "rungs")
 
 _Floats = Annotated[tuple[float, float], Strict(False)]
 _Integers = Annotated[tuple[int, int], Strict(False)]
-_BYTE_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-_UNITS = {"": 1.0, **_BYTE_UNITS, "%": 0.01, "s": 1.0}
+_UNITS = {"": 1.0, **BYTE_UNITS, "%": 0.01, "s": 1.0}
 # Parts of a figure's name that say that it is in the unit; all others are of bytes.
 _MEASURED = {"%": {"accuracy", "ratio"}, "s": {"s"}}
-_AMOUNT = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_BYTE_UNITS)})")
 _CONSTRAINT = re.compile(
     rf"([\w/-]+)\s*(<=|>=)\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*({'|'.join(filter(None, _UNITS))})?"
 )
@@ -135,19 +134,10 @@ def parse_constraint(text: str) -> Constraint:
     return Constraint(metric=name, is_most=sign == "<=", limit=float(number) * _UNITS[unit or ""], unit=unit or "")
 
 
-def _in_bytes(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    matched = _AMOUNT.fullmatch(value.strip())
-    if matched is None:
-        raise ValueError(f"an amount is a number of bytes, or one with a unit: 50 MB, but got {value!r}")
-    return round(float(matched[1]) * _BYTE_UNITS[matched[2]])
-
-
 class StudyBudget(Section):
     """The most that the trials of a sweep may spend together; a trial begins only where all of it fits."""
 
-    total_bytes: Annotated[WholeNumber, BeforeValidator(_in_bytes)] | None = Field(
+    total_bytes: Bytes | None = Field(
         default=None, description="Bytes sent, both ways, before round 1 included: a number, or 50 MB, 2 GB, ..."
     )
     sim_time_s: Positive | None = Field(default=None, description="Virtual seconds, of all trials one after another.")

@@ -20,9 +20,9 @@ from fedsweep.config.base import (
     MetricEntry,
     Section,
     Text,
-    WholeNumber,
     is_empty,
 )
+from fedsweep.parameters.byte_counts import Bytes
 from fedsweep.parameters.ranges import BelowOne, Count, NotNegative, Positive, PositiveShare
 
 
@@ -111,9 +111,10 @@ class Stop(Section):
     target_accuracy: PositiveShare | None = Field(
         default=None, description="Ends after the round whose test accuracy reaches it."
     )
-    total_bytes: WholeNumber | None = Field(
+    total_bytes: Bytes | None = Field(
         default=None,
-        description="Ends before the first round with which more would have been sent, before round 1 or since.",
+        description="Ends before the first round with which more bytes would have been sent, before round 1 or since: a"
+        " number, or 50 MB, 2 GB, ...",
     )
     sim_time_s: Positive | None = Field(
         default=None, description="Ends before the first round that would pass this virtual time."

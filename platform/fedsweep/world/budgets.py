@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError, DataError
+from fedsweep.parameters.byte_counts import Bytes
 from fedsweep.parameters.ranges import Checked, NotNegative, Positive, Share, check_value
 from fedsweep.streams import Stream
 from fedsweep.world.spec_checks import read_text
@@ -295,35 +295,17 @@ class TotalBudget(Budget):
         sim_time_s: Virtual seconds.
     """
 
-    total_bytes: str | float | None = None
+    total_bytes: Bytes | None = None
     sim_time_s: Positive | None = None
 
     def __post_init__(self) -> None:
         if self.total_bytes is None and self.sim_time_s is None:
             raise ConfigError("scenario.budgets of kind total needs total_bytes, e.g. 2 GB, or sim_time_s")
-        if self.total_bytes is not None:
-            object.__setattr__(self, "total_bytes", _in_bytes(self.total_bytes))
         super().__post_init__()
 
     def assign(self, num_clients: int, stream: Stream) -> None:
         return None
 
-
-def _in_bytes(size: str | float) -> int:
-    """Return a whole number of bytes."""
-    number, unit = size, ""
-    if isinstance(size, str):
-        matched = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([kMGT]B|B)?", size.strip())
-        if matched is None:
-            raise ConfigError(f"scenario.budgets.total_bytes must be a number of bytes, or like 2 GB, but got {size!r}")
-        number, unit = float(matched[1]), matched[2] or ""
-    total = float(number) * _UNITS[unit]
-    if not (1 <= total < math.inf):
-        raise ConfigError(f"scenario.budgets.total_bytes must be at least 1 and finite, but got {size!r}")
-    return round(total)
-
-
-_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 BUDGETS: Mapping[str, type[Budget]] = {
     "fixed": FixedBudget,
