@@ -48,7 +48,15 @@ def test_words_in_names_of_files_and_of_other_folders_say_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("train", "test"),
-    [("train", "test"), ("training", "testing"), ("train_images", "test_images"), ("data/train", "data/test")],
+    [
+        ("train", "test"),
+        ("training", "testing"),
+        ("train_images", "test_images"),
+        ("data/train", "data/test"),
+        ("Train", "TEST"),
+        ("data/Train", "data/Test"),
+        ("Train_images", "Test_images"),
+    ],
 )
 def test_splits_are_the_first_folders_side_by_side(train: str, test: str) -> None:
     parts = [pictures(f"{split}/cat", f"{split}/ant") for split in (train, test)]
@@ -78,9 +86,12 @@ def test_a_folder_that_can_not_be_listed_is_named(tmp_path: Path, monkeypatch: p
         files_of(tmp_path)
 
 
-def test_a_table_with_labels_goes_with_the_split_that_it_lies_in() -> None:
-    paths = [*pictures("train", "test"), "train/metadata.csv", "test/metadata.csv"]
-    assert [len(part) for part in splits_of(paths).values()] == [3, 3]
+@pytest.mark.parametrize("table", ["metadata.csv", "metadata.jsonl", "metadata.parquet"])
+def test_a_table_with_labels_goes_with_the_split_that_it_lies_in(table: str) -> None:
+    paths = sorted([*pictures("train", "test"), f"train/{table}", f"test/{table}"])
+    reader, splits = layout("hf:/mine", paths, as_table=False)
+    assert reader == huggingface_folder.PICTURES and [len(part) for part in splits.values()] == [3, 3]
+    assert layout("hf:/mine", paths, as_table=True)[0] != huggingface_folder.PICTURES
     flat = [*pictures("pictures"), "metadata.csv"]
     assert splits_of(flat) == {"train": sorted(flat)}
 
@@ -96,6 +107,7 @@ def test_a_table_with_labels_goes_with_the_split_that_it_lies_in() -> None:
             r"no labels: test is a split, but its pictures lie in no folder for each class, test/CLA",
         ),
         (["train/cat", "train/dog", "test"], "no labels: test is a split"),
+        (["Train", "bus", "plane"], "Train is called like a split, but bus, plane beside it are not: if it is a class"),
     ],
 )
 def test_what_may_be_a_split_or_a_class_is_refused(folders: list[str], message: str) -> None:
@@ -118,6 +130,7 @@ def test_tables_are_split_by_shards_else_by_words_in_folders_else_in_files() -> 
         "test": ["eval.csv"],
     }
     assert splits_of(["a.csv", "notes.txt", "run.yaml"], as_table=True) == {"train": ["a.csv"]}
+    assert splits_of(["Test.csv", "Train.csv"], as_table=True) == {"train": ["Train.csv"], "test": ["Test.csv"]}
 
 
 def test_tables_of_two_kinds_are_refused() -> None:

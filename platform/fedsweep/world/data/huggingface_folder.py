@@ -90,20 +90,27 @@ def layout(name: str, paths: Sequence[str], *, as_table: bool) -> tuple[str, Spl
     Raises:
         DataError: There are no such files, or it is not plain which split they belong to.
     """
-    kinds = {path: kind for path in paths if (kind := _table_kind(path)) is not None}
-    if "parquet" in kinds.values() or (as_table and kinds):
-        return _tables(name, kinds)
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    ends, tables = frozenset(ImageFolder.EXTENSIONS), frozenset(ImageFolder.METADATA_FILENAMES)
-    pictures = [path for path in paths if PurePosixPath(path).suffix.lower() in ends]
+    kinds = {path: kind for path in paths if (kind := table_kind(path)) is not None}
+    pictures = [path for path in paths if PurePosixPath(path).suffix.lower() in ImageFolder.EXTENSIONS]
+    labels = [path for path in paths if pictures and PurePosixPath(path).name in label_tables()]
+    if any(kind == "parquet" and path not in labels for path, kind in kinds.items()) or (as_table and kinds):
+        return _tables(name, kinds)
     if not pictures:
         return PICTURES, {}
-    labels = [path for path in paths if PurePosixPath(path).name in tables]
     return PICTURES, _picture_splits(name, sorted(pictures + labels), frozenset(labels))
 
 
-def _table_kind(path: str) -> str | None:
+def label_tables() -> frozenset[str]:
+    """Return what tables with labels are called that lie beside their pictures."""
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    return frozenset(ImageFolder.METADATA_FILENAMES)
+
+
+def table_kind(path: str) -> str | None:
+    """Return the library's reader of a table, by the ends of its name; None where it is no table."""
     suffixes = reversed(PurePosixPath(path).suffixes)
     return next((_READERS[end.lower()] for end in suffixes if end.lower() in _READERS), None)
 
@@ -151,7 +158,8 @@ def _by_words(names: Mapping[str, Sequence[str]]) -> Splits:
 
 
 def _patterns(word: str) -> list[re.Pattern[str]]:
-    return [re.compile(before + word + behind) for before in ("", f".*{_SIGN}") for behind in ("", f"{_SIGN}.*")]
+    ends = [(before, behind) for before in ("", f".*{_SIGN}") for behind in ("", f"{_SIGN}.*")]
+    return [re.compile(before + word + behind, re.IGNORECASE) for before, behind in ends]
 
 
 def _picture_splits(name: str, paths: Sequence[str], labels: frozenset[str]) -> Splits:
@@ -164,7 +172,7 @@ def _picture_splits(name: str, paths: Sequence[str], labels: frozenset[str]) -> 
     tops = {path: top for path in paths if (top := _top(path, start)) is not None}
     # Those that hold folders of classes, or a table with labels.
     full = {top for path, top in tops.items() if path in labels or "/" in path.removeprefix(f"{start}{top}/")}
-    exact = {top: _SPLIT_OF[top] for top in tops.values() if top in _SPLIT_OF}
+    exact = {top: _SPLIT_OF[top.lower()] for top in tops.values() if top.lower() in _SPLIT_OF}
     others = sorted({*tops.values()} - exact.keys())
     alone = not others or (full and full <= exact.keys())
     if exact and (alone or _is_whole({split for top, split in exact.items() if top in full})):
@@ -206,7 +214,7 @@ def _stem(paths: Sequence[str]) -> str:
     start = ""
     while len(tops := {_top(path, start) for path in paths}) == 1:
         top = next(iter(tops))
-        if top is None or top in _SPLIT_OF:
+        if top is None or top.lower() in _SPLIT_OF:
             break
         start += f"{top}/"
     return start
