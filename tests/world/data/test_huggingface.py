@@ -11,7 +11,6 @@ from PIL import Image
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.world.data.datasets import Dataset, load_dataset
-from fedsweep.world.data.huggingface import _reason
 from fedsweep.world.data.huggingface_source import Source, numbered
 from fedsweep.world.data.huggingface_tables import _narrowed, _next_tokens
 
@@ -289,19 +288,37 @@ def test_a_picture_that_is_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.
         load(place)
 
 
-def test_the_cause_of_what_the_library_could_not_read_is_said() -> None:
-    try:
-        raise datasets.exceptions.DatasetGenerationError("An error occurred") from ValueError("3 fields\n in line 3")
-    except datasets.exceptions.DatasetGenerationError as error:
-        assert _reason(error) == "ValueError: 3 fields in line 3"
-    assert _reason(OSError("no")) == "OSError: no"
-
-
 def test_a_picture_of_sixteen_bits_is_refused(tmp_path: Path) -> None:
     place = folder_of_pictures(tmp_path / "mine")
     Image.fromarray(np.full((5, 6), 40_000, np.uint16)).save(place / "train" / "ant" / "deep.png")
-    with pytest.raises(DataError, match=r"more than 8 bits a channel \(mode I;16\); save it with 8"):
+    with pytest.raises(
+        DataError,
+        match=rf"the picture {place}/train/ant/deep.png has more than 8 bits a channel \(mode I;16\); save it with 8",
+    ):
         load(place)
+
+
+def test_a_row_without_a_picture_and_a_column_without_any_are_named(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"image": [picture(1), None], "label": [0, 1], "age": [3, 4]})
+    rows.cast_column("image", datasets.Image()).save_to_disk(str(tmp_path))
+    with pytest.raises(DataError, match="row 2 has no picture in the column image; leave it out"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="the column age holds no pictures"):
+        load(f"{tmp_path}?image=age")
+
+
+def test_a_changed_picture_that_a_table_names_elsewhere_is_read_anew(tmp_path: Path) -> None:
+    for split, numbers in (("train", (0, 1)), ("test", (2, 3))):
+        (tmp_path / split).mkdir()
+        names = [f"../pictures/{number}.png" for number in numbers]
+        lines = [f'{{"file_name": "{name}", "label": {place}}}\n' for place, name in enumerate(names)]
+        (tmp_path / split / "metadata.jsonl").write_text("".join(lines))
+    (tmp_path / "pictures").mkdir()
+    for number in range(4):
+        picture(number).save(tmp_path / "pictures" / f"{number}.png")
+    assert load(tmp_path).train_images[:, 0, 0, 0].tolist() == [0, 1]
+    picture(100).save(tmp_path / "pictures" / "1.png")
+    assert load(tmp_path).train_images[:, 0, 0, 0].tolist() == [0, 100]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fedsweep.errors import ConfigError, DataError, FedsweepError, ResourceError
 from fedsweep.world.data import huggingface_tables as tables
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
+from fedsweep.world.data.huggingface_reading import reason, stored_paths
 from fedsweep.world.data.huggingface_source import PREFIX, Source, is_folder, numbered, open_splits, read_options
 from fedsweep.world.data.record import Dataset, of_bytes
 
@@ -71,14 +72,7 @@ def load(name: str, *, download: bool, image_size: int | None, for_test: bool = 
         raise
     except Exception as error:  # its readers raise what they like, for what is not there as for what is damaged
         offline = "" if download or is_folder(place) else "; scenario.download is false"
-        raise DataError(f"{PREFIX}{place} can't be loaded ({_reason(error)}){offline}") from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return what went wrong, in one line; the library says of what stopped it only that something did."""
-    while type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise DataError(f"{PREFIX}{place} can't be loaded ({reason(error)}){offline}") from error
 
 
 def _dataset(source: Source, *, image_size: int | None) -> Dataset:
@@ -87,7 +81,7 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     choice = hashlib.blake2b(repr(sorted(source.options.items())).encode(), digest_size=6).hexdigest()
     arrays = cached_arrays(
         f"hf-images-{image_size or 'own'}-{choice}",
-        sources=[Path(file["filename"]) for part in used for file in part.cache_files],
+        sources=_files(source, used),
         decode=lambda: _decoded(source, used, image_size=image_size),
     )
     values = arrays["train_images"] / np.float32(255)
@@ -98,6 +92,13 @@ def _dataset(source: Source, *, image_size: int | None) -> Dataset:
     if "train_writers" in arrays:
         arrays["writers"] = arrays.pop("train_writers")
     return of_bytes(source.name, arrays, pixels=(mean, std), classes=names)
+
+
+def _files(source: Source, used: list[datasets.Dataset]) -> list[Path]:
+    """Return all files that the pictures are in: the library's, and those that a table names, wherever they lie."""
+    tables = [Path(file["filename"]) for part in used for file in part.cache_files]
+    pictures = [Path(path) for part in used for path in stored_paths(part, source.column("image", part))]
+    return tables + [picture for picture in pictures if picture.is_file()]
 
 
 def _decoded(source: Source, used: list[datasets.Dataset], *, image_size: int | None) -> Arrays:
@@ -129,6 +130,8 @@ def _labels(source: Source, used: list[datasets.Dataset]) -> tuple[list[NDArray[
     columns = [source.column("label", part) for part in used]
     labels, names = source.classes(columns, used)
     for values in labels:
+        if values.ndim > 1:
+            raise DataError(f"{source.name}: a picture's label is one class, but the column {columns[0]} holds lists")
         # As whole numbers floats are exact to 2^53 alone.
         if values.dtype.kind == "f" and (odd := values[(values != np.floor(values)) | ~(abs(values) <= 2**53)]).size:
             raise DataError(
@@ -149,13 +152,18 @@ def _pictures(source: Source, part: datasets.Dataset, *, image_size: int | None)
 
     name, column = source.name, source.column("image", part)
     pictures: list[NDArray[np.uint8]] = []
-    for picture in _opened(source, part.select_columns([column]), column):
+    rows = part.select_columns([column])
+    for row, picture in enumerate(_opened(source, rows, column)):
         if picture.width * picture.height > _MOST_PIXELS:
             raise DataError(
-                f"{name}: a picture has {picture.width} x {picture.height} pixels, more than {_MOST_PIXELS}"
+                f"{name}: the picture {_place(rows, column, row)} has {picture.width} x {picture.height} pixels, more"
+                f" than {_MOST_PIXELS}"
             )
         if picture.mode.startswith(("I", "F")):  # to be converted, all above 255 would become white
-            raise DataError(f"{name}: a picture has more than 8 bits a channel (mode {picture.mode}); save it with 8")
+            raise DataError(
+                f"{name}: the picture {_place(rows, column, row)} has more than 8 bits a channel (mode {picture.mode});"
+                " save it with 8"
+            )
         picture = picture.convert("L" if picture.mode in ("1", "L") else "RGB")
         if image_size is not None:
             picture = picture.resize((image_size, image_size), Resampling.BILINEAR)
@@ -170,16 +178,25 @@ def _pictures(source: Source, part: datasets.Dataset, *, image_size: int | None)
 
 def _opened(source: Source, rows: datasets.Dataset, column: str) -> Iterator[Image]:
     """Yield the pictures one by one; of one that can't be read the error names the file, or else the row."""
-    import datasets as library
-
     num_read = 0
     try:
         for row in with_progress(rows, label=f"reading {source.name}"):
+            if row[column] is None:
+                break
             yield row[column]
             num_read += 1
     except Exception as error:  # of damaged files Pillow raises what it likes
-        stored = rows.cast_column(column, library.Image(decode=False))[num_read][column]
-        place = stored["path"] if stored["bytes"] is None else f"in row {num_read + 1}"
+        place = _place(rows, column, num_read)
         raise DataError(
-            f"{source.name} can't be loaded: the picture {place} can't be read ({_reason(error)})"
+            f"{source.name} can't be loaded: the picture {place} can't be read ({reason(error)})"
         ) from error
+    if num_read < len(rows):
+        raise DataError(f"{source.name}: row {num_read + 1} has no picture in the column {column}; leave it out")
+
+
+def _place(rows: datasets.Dataset, column: str, row: int) -> str:
+    """Return the file of a picture, or else its row."""
+    import datasets as library
+
+    stored = rows.cast_column(column, library.Image(decode=False))[row][column]
+    return str(stored["path"]) if stored["bytes"] is None else f"in row {row + 1}"

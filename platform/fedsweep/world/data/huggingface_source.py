@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedsweep.errors import DataError, unknown_name
 from fedsweep.streams import Stream
 from fedsweep.world.data.huggingface_folder import files_of, layout
+from fedsweep.world.data.huggingface_reading import read
 
 if TYPE_CHECKING:
     import datasets
@@ -75,19 +76,9 @@ def open_splits(place: str, options: Mapping[str, str], *, download: bool) -> Ma
     if not splits:
         raise DataError(
             f"{PREFIX}{place}: there are no pictures in {folder}; of a table say ?columns=A,B&label=C behind the name,"
-            " of texts ?text=COLUMN"
+            " of texts ?text=COLUMN; tables are called .parquet, .csv, .jsonl or .json"
         )
-    files = {split: _listed(folder.resolve(), paths) for split, paths in splits.items()}
-    return dict(library.load_dataset(reader, data_files=files))
-
-
-def _listed(folder: Path, paths: Sequence[str]) -> Any:
-    """Return files as the library lists them, with what tells it that one was changed, behind a link, too."""
-    from datasets.data_files import DataFilesList
-
-    places = [folder / path for path in paths]
-    states = [(str(status.st_mtime_ns), str(status.st_size)) for status in map(Path.stat, places)]
-    return DataFilesList([place.as_posix() for place in places], states)
+    return read(f"{PREFIX}{place}", folder, reader, splits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,24 +134,56 @@ class Source:
             everything = np.ones(count, dtype=bool)
             return everything, everything
         chosen = Stream(("hf-split",)).numpy().random(count) < _TEST_SHARE
+        if chosen.all() or not chosen.any():
+            raise DataError(
+                f"{self.name} has no split for testing, and too few samples ({count}) to keep a fifth of them for it"
+            )
         return ~chosen, chosen
 
     def named(self, column: str, of: datasets.Dataset) -> str:
         """Return a column that the user named, and refuse one that is not there."""
         if column not in of.column_names:
-            raise DataError(f"{self.name}: {unknown_name('column', column, of.column_names)}")
+            way = ""
+            if len(of.column_names) == 1 and {*";\t|"} & {*of.column_names[0]}:
+                way = "; in a csv file commas part the columns"
+            raise DataError(f"{self.name}: {unknown_name('column', column, of.column_names)}{way}")
         return column
 
+    def place(self, row: int, of: datasets.Dataset) -> str:
+        """Return what a row is called, from 1, with its split where there are several."""
+        split = next(name for name, part in self.splits.items() if part is of)
+        return f"row {row + 1}{f' of {split}' if len(self.splits) > 1 else ''}"
+
     def values(self, column: str, of: datasets.Dataset) -> NDArray[Any]:
-        """Return a column's values [S], of which none may be missing."""
-        return np.asarray(self.filled(column, of))
+        """Return a column's values [S], or of lists [S, K], of which none may be missing or not finite."""
+        filled = self.filled(column, of)
+        lengths = [len(value) if isinstance(value, list) else None for value in filled]
+        if odd := next((row for row, length in enumerate(lengths) if length != lengths[0]), 0):
+            raise DataError(
+                f"{self.name}: the column {column} must hold one value in each row, or lists of one length, but"
+                f" {self.place(0, of)} holds {str(filled[0])[:50]} and {self.place(odd, of)} {str(filled[odd])[:50]}"
+            )
+        values = np.asarray(filled)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            row = int(np.argwhere(~np.isfinite(values))[0, 0])
+            raise DataError(
+                f"{self.name}: the column {column} must hold finite numbers, but holds {filled[row]} in"
+                f" {self.place(row, of)}; mend the row, or leave it out"
+            )
+        return values
 
     def filled(self, column: str, of: datasets.Dataset) -> list[Any]:
         """Return a column's values as they are stored, of which none may be missing."""
-        values: list[Any] = of[column][:]
+        try:
+            values: list[Any] = of[column][:]
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.name}: the column {column} holds texts that are not in UTF-8 ({error.reason}); save its files"
+                " in UTF-8"
+            ) from None
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
-            rows = f"{len(missing)} of {len(values)} rows have no value, the first is row {missing[0] + 1}"
+            rows = f"{len(missing)} of {len(values)} rows have no value, the first is {self.place(missing[0], of)}"
             raise DataError(f"{self.name}: the column {column} is not filled: {rows}")
         return values
 
@@ -175,6 +198,8 @@ class Source:
         values = [self.values(self.named(column, part), part) for column, part in zip(columns, parts, strict=True)]
         named = [getattr(part.features[column], "names", None) for column, part in zip(columns, parts, strict=True)]
         is_text = any(part.dtype.kind not in "biuf" for part in values)
+        if is_text and any(part.ndim > 1 for part in values):
+            raise DataError(f"{self.name}: the column {columns[0]} holds lists of texts; a label is one text")
         if not is_text and (None in named or all(names == named[0] for names in named)):
             return values, list(named[0] or ())
         if any(names is not None and min(part) < 0 for names, part in zip(named, values, strict=True)):
@@ -198,6 +223,8 @@ class Source:
             return [None] * len(parts)
         self.named(writer, parts[0])
         values = [self.values(writer, part) if writer in part.column_names else None for part in parts]
+        if any(part is not None and part.ndim > 1 for part in values):
+            raise DataError(f"{self.name}: the column {writer} must hold one client in each row, but holds lists")
         names = np.unique(np.concatenate([part for part in values if part is not None]))
         return [None if part is None else np.searchsorted(names, part).astype(np.int64) for part in values]
 
@@ -216,13 +243,15 @@ class Source:
         if role == "label" and all(isinstance(of.features[column], library.Image) for column in names):
             raise DataError(
                 f"{self.name}: its pictures have no labels, since their folders make no two classes; each is a folder,"
-                " train/CLASS/*.png, and one class alone is none"
+                " train/CLASS/*.png, all of one depth, and one class alone is none"
             )
         if choice is None or choice not in names:
             raise DataError(
                 f"{self.name}: which column is the {role}? Say ?{role}=COLUMN behind the name; there are"
                 f" {', '.join(names)}"
             )
+        if role == "image" and choice not in typed:
+            raise DataError(f"{self.name}: the column {choice} holds no pictures")
         return choice
 
 
