@@ -328,10 +328,20 @@ def test_a_changed_picture_that_a_table_names_elsewhere_is_read_anew(tmp_path: P
         ("columns=dose&label=age", "the column dose is not filled"),
         ("columns=age&label=group", "the column group is not filled: 2 of 3 rows have no value, the first is row 1"),
         ("columns=age&label=age2&writer=group", "the column group is not filled"),
+        ("columns=rate&label=age", "the column rate must hold finite numbers, but holds nan in row 2; mend the row"),
+        ("columns=age&label=rate", "the column rate must hold finite numbers, but holds nan in row 2"),
+        ("columns=age&label=age2&writer=rate", "the column rate must hold finite numbers, but holds nan in row 2"),
+        ("columns=name&label=age", "the column name must hold numbers, but row 2 holds 'b'"),
+        ("columns=lists&label=age", "the column lists must hold one value .* but row 1 holds .1. and row 3 .3, 4."),
+        ("columns=age&label=lists", "the column lists must hold one value in each row, or lists of one length, but"),
+        ("columns=age&label=names", "the column names holds lists of texts; a label is one text"),
+        ("columns=age&label=age2&writer=names", "the column names must hold one client in each row, but holds lists"),
     ],
 )
 def test_a_table_that_lacks_something_is_said_in_one_line(options: str, said: str, tmp_path: Path) -> None:
     columns = {"age": [1, 2, 3], "age2": [1, 2, 3], "dose": [0.5, None, 0.7], "group": [None, "b", None]}
+    columns |= {"rate": [0.5, float("nan"), 1.0], "name": ["1", "b", "c"], "lists": [[1], [2], [3, 4]]}
+    columns |= {"names": [["a"], ["b"], ["c"]]}
     datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "rows.parquet"))
     with pytest.raises(DataError, match=said):
         load(f"{tmp_path}?{options}")
@@ -399,3 +409,68 @@ def test_a_folder_that_is_not_there_is_told_with_its_whole_path(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=f"hf:./none: there is no folder {tmp_path}/none"):
         load("./none")
+
+
+def test_the_split_of_a_row_is_said_where_there_are_several(tmp_path: Path) -> None:
+    parts = {name: datasets.Dataset.from_dict({"age": [1, 2], "dose": [0, None]}) for name in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path))
+    with pytest.raises(DataError, match="1 of 2 rows have no value, the first is row 2 of train"):
+        load(f"{tmp_path}?columns=age&label=dose")
+
+
+def test_numbers_in_lists_are_several_targets_of_a_sample(tmp_path: Path) -> None:
+    columns = {"age": [*range(9)], "both": [[1, 2, 1]] * 9, "doses": [[0.5, 1.5]] * 9}
+    datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "rows.parquet"))
+    whole = load(f"{tmp_path}?columns=age&label=both")
+    assert whole.train.targets[0].tolist() == [1, 2, 1] and whole.num_classes == 0 and not whole.class_names
+    assert load(f"{tmp_path}?columns=age&label=doses").train.targets[0].tolist() == [0.5, 1.5]
+
+
+def test_numbers_with_a_point_in_one_split_are_numbers_in_all(tmp_path: Path) -> None:
+    doses = {"train": [1, 2], "test": [1.5, 2.0]}
+    parts = {name: datasets.Dataset.from_dict({"age": [1, 2], "dose": values}) for name, values in doses.items()}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path))
+    found = load(f"{tmp_path}?columns=age&label=dose")
+    assert found.train.targets.tolist() == [1, 2] and found.test.targets.tolist() == [1.5, 2.0]
+    assert found.num_classes == 0 and found.train.targets.dtype == np.float32
+
+
+def test_too_few_samples_for_a_fifth_are_said(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"age": [1], "dose": [0]}).to_parquet(str(tmp_path / "rows.parquet"))
+    with pytest.raises(DataError, match=r"has no split for testing, and too few samples \(1\) to keep a fifth of them"):
+        load(f"{tmp_path}?columns=age&label=dose")
+
+
+def test_columns_parted_by_something_else_are_said_to_be(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"age;dose": ["1;0", "2;1"]}).to_parquet(str(tmp_path / "rows.parquet"))
+    with pytest.raises(DataError, match=r"unknown column 'age'.*\(known: age;dose\); in a csv file commas part the"):
+        load(f"{tmp_path}?columns=age&label=dose")
+
+
+def tokenizer(place: Path, **tokens: str) -> Path:
+    transformers = pytest.importorskip("transformers", reason="the package transformers comes with the extra hf")
+    models, pre = pytest.importorskip("tokenizers").models, pytest.importorskip("tokenizers").pre_tokenizers
+    names = {name: number for number, name in enumerate([*tokens.values(), "good", "bad"])}
+    of_words = pytest.importorskip("tokenizers").Tokenizer(models.WordLevel(names, unk_token="good"))
+    of_words.pre_tokenizer = pre.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=of_words, **tokens).save_pretrained(str(place))
+    return place
+
+
+def test_a_tokenizer_that_does_not_do_is_told_with_its_folder(tmp_path: Path) -> None:
+    texts = {"text": ["good", "bad", "good bad"] * 3, "number": [*range(9)]}
+    datasets.Dataset.from_dict(texts).save_to_disk(str(tmp_path / "rows"))
+    name = f"{tmp_path / 'rows'}?text=text&length=4&tokenizer="
+    filled = load(f"{name}{tokenizer(tmp_path / 'filled', pad_token='[PAD]')}")
+    assert filled.num_classes == 3 and filled.train.inputs["input_ids"][0].tolist() in ([1, 0, 0, 0], [2, 0, 0, 0])
+    with pytest.raises(DataError, match=r"/bare has no token to fill texts up with; name one as pad_token in its tok"):
+        load(f"{name}{tokenizer(tmp_path / 'bare')}")
+    (tmp_path / "bare" / "tokenizer.json").write_text("{")
+    with pytest.raises(DataError, match=r"the tokenizer in .*/bare can't be read \(JSONDecodeError: "):
+        load(f"{name}{tmp_path / 'bare'}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    with pytest.raises(DataError, match=r"the tokenizer in .*/empty has no words; put its tokenizer.json there"):
+        load(f"{name}{tmp_path / 'empty'}")
+    with pytest.raises(DataError, match="the column number must hold texts, but row 1 holds 0"):
+        load(f"{tmp_path / 'rows'}?text=number&tokenizer={tmp_path / 'filled'}")

@@ -7,6 +7,8 @@ gives rows [S, F] of numbers, with a class where Y holds integers or names, else
 
 from __future__ import annotations
 
+import contextlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import DataError
+from fedsweep.world.data.huggingface_reading import reason
 from fedsweep.world.data.huggingface_source import Source, numbered
 from fedsweep.world.data.record import Array, Dataset, Samples
 from fedsweep.world.data.torchvision_compat import import_transformers
@@ -73,19 +76,39 @@ def _texts(source: Source, used: list[datasets.Dataset]) -> tuple[list[dict[str,
     place = Path(source.options["tokenizer"]).expanduser().absolute()
     if not place.is_dir():
         raise DataError(f"{source.name}: there is no tokenizer's folder {place}")
-    transformers = import_transformers()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    tokenizer = _tokenizer(source, place)
     parts = []
     for part in used:
         texts = source.filled(source.named(source.options["text"], part), part)
-        if not all(isinstance(text, str) for text in texts):
-            raise DataError(f"{source.name}: the column {source.options['text']} must hold texts")
+        if (odd := next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)) is not None:
+            raise DataError(
+                f"{source.name}: the column {source.options['text']} must hold texts, but {source.place(odd, part)}"
+                f" holds {str(texts[odd])[:50]}"
+            )
         coded = tokenizer(texts, truncation=True, padding="max_length", max_length=int(length))
         ids, mask = (np.asarray(coded[name], dtype=kind) for name, kind in _ARRAYS.items())
         parts.append({"input_ids": ids, "attention_mask": mask})
     return parts, len(tokenizer)
+
+
+def _tokenizer(source: Source, place: Path) -> Any:
+    """Return the tokenizer in a folder, with a token that fills texts up."""
+    transformers = import_transformers()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # as of tables
+        raise DataError(f"{source.name}: the tokenizer in {place} can't be read ({reason(error)})") from error
+    # The library makes one of a configuration alone, to which every word is unknown.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise DataError(f"{source.name}: the tokenizer in {place} has no words; put its tokenizer.json there")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token is None:
+        raise DataError(
+            f"{source.name}: the tokenizer in {place} has no token to fill texts up with; name one as pad_token in its"
+            " tokenizer_config.json"
+        )
+    return tokenizer
 
 
 def _next_tokens(texts: dict[str, Array]) -> NDArray[np.int64]:
@@ -103,18 +126,29 @@ def _rows(source: Source, used: list[datasets.Dataset]) -> list[NDArray[np.float
         if name == source.options["label"]:
             raise DataError(f"{source.name}: the column {name} is learned, so it can't be an input, too")
         parts = [source.values(source.named(name, part), part) for part in used]
-        if any(values.ndim != 1 or values.dtype.kind not in "buif" for values in parts):
-            raise DataError(f"{source.name}: the column {name} must hold numbers")
+        for values, part in zip(parts, used, strict=True):
+            if values.ndim != 1 or values.dtype.kind not in "buif":
+                row = next((row for row, value in enumerate(values.tolist()) if not _is_number(value)), 0)
+                raise DataError(
+                    f"{source.name}: the column {name} must hold numbers, but {source.place(row, part)} holds"
+                    f" {str(values[row])[:50]!r}"
+                )
         columns.append(_narrowed(source, name, parts))
     return [np.stack(part, axis=1) for part in zip(*columns, strict=True)]
 
 
+def _is_number(value: Any) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        return math.isfinite(float(value))
+    return False
+
+
 def _labels(source: Source, column: str, used: list[datasets.Dataset]) -> tuple[list[Array], tuple[str, ...]]:
-    """Return targets [S]: classes with their names, or numbers without."""
+    """Return targets [S]: classes with their names, or numbers without; lists [S, K] are no classes."""
     values, names = source.classes([column] * len(used), used)
-    if values[0].dtype.kind == "f":
+    if any(part.dtype.kind == "f" for part in values):
         return list(_narrowed(source, column, values)), ()
-    if not names:
+    if not names and values[0].ndim == 1:
         values, names = numbered(values)
     return [part.astype(np.int64) for part in values], tuple(map(str, names))
 
