@@ -486,6 +486,17 @@ def test_classes_are_integers_of_any_type_and_no_truths(kind: str) -> None:
         assert strata_of(dataset, build_task(config, dataset)).dtype == np.int64
 
 
+@pytest.mark.parametrize(
+    ("kind", "tasks"), [("int64", r"multi_label\} or \{kind: next_token"), ("float32", "regression")]
+)
+def test_targets_of_several_values_are_told_the_tasks_that_learn_them(kind: str, tasks: str) -> None:
+    samples = Samples(inputs=np.eye(6, 2, dtype=np.float32), targets=np.eye(6, 3).astype(kind))
+    with pytest.raises(
+        DataError, match=rf"of shape \[3\] .* name the task, e\.g\. scenario\.task: \{{kind: {tasks}\}}"
+    ):
+        build_task(load_config({}), Dataset(name="lists", train=samples, test=samples))
+
+
 def test_strata_of_classified_samples_are_what_the_split_alone_goes_by() -> None:
     draws = np.random.default_rng(3)
     sites, labels = draws.integers(0, 2, 90), draws.integers(0, 3, 90)

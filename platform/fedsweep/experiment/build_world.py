@@ -133,9 +133,11 @@ def build_task(config: Config, dataset: Dataset) -> Task:
                 " scenario.task: {kind: generative}"
             )
         if dataset.num_classes < 1 or shape or dataset.train.targets.dtype.kind not in "iu":
-            way = "name the task, e.g. scenario.task: {kind: regression}"
-            if dataset.train.targets.dtype.kind == "b":
-                way = "name the task, e.g. scenario.task: {kind: multi_label}" if shape else "give classes as integers"
+            is_whole = dataset.train.targets.dtype.kind in "biu"
+            kinds = "multi_label} or {kind: next_token" if is_whole and shape else "regression"
+            way = f"name the task, e.g. scenario.task: {{kind: {kinds}}}"
+            if dataset.train.targets.dtype.kind == "b" and not shape:
+                way = "give classes as integers"
             raise DataError(
                 f"data set {dataset.name!r}: its targets are {dataset.train.targets.dtype} of shape {list(shape)} for"
                 f" each sample and num_classes={dataset.num_classes}, so they are no classes; {way}"
