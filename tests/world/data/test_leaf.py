@@ -105,6 +105,27 @@ def test_pixels_beyond_1_are_refused(tmp_path: Path) -> None:
         load_dataset("femnist", root=str(tmp_path), download=False)
 
 
+@pytest.mark.parametrize("label", [1.5, "1", True, -1, 62])
+def test_labels_that_are_no_classes_are_refused_with_their_file(tmp_path: Path, label: object) -> None:
+    write(tmp_path / "femnist/test", {"f1": [3]})
+    write(tmp_path / "femnist/train", {"f1": [3]})
+    file = tmp_path / "femnist/train/a.json"
+    file.write_text(file.read_text().replace('"y": [3]', f'"y": [{json.dumps(label)}]'))
+    with pytest.raises(
+        DataError, match=rf"train/a\.json is not .* labels must be integers in 0..61, but one is {label!r}"
+    ):
+        load_dataset("femnist", root=str(tmp_path), download=False)
+
+
+def test_a_user_who_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "femnist/test", {"f1": [3]})
+    write(tmp_path / "femnist/train", {"f1": [3]})
+    file = tmp_path / "femnist/train/a.json"
+    file.write_text(file.read_text().replace('"users": ["f1"]', '"users": ["f1", "f1"]'))
+    with pytest.raises(DataError, match=r"train/a\.json is not a LEAF file.*a user is listed twice"):
+        load_dataset("femnist", root=str(tmp_path), download=False)
+
+
 def test_files_without_samples_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "femnist/test", {"f1": [3]})
     write(tmp_path / "femnist/train", {"f1": []})

@@ -30,6 +30,7 @@ _SHARD = re.compile(r"all_data_(\d+)")
 _PLACES = ("{0}", "{0}/data", "leaf/data/{0}/data")
 # LEAF's, in its order.
 LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
+_CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 _WINDOW = 80
 _SIDE = 28
 _LARGEST_BYTES = 2**30
@@ -74,8 +75,7 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
     folder, parts, sources = _located("femnist", root)
     _warn_of_gaps(folder, parts)
     arrays = cached_arrays("femnist-with-writers", sources=sources, decode=lambda: _decode(folder, parts))
-    class_names = [*string.digits, *string.ascii_uppercase, *string.ascii_lowercase]
-    return of_bytes("femnist", arrays, pixels=((0.9614,), (0.1634,)), classes=class_names)
+    return of_bytes("femnist", arrays, pixels=((0.9614,), (0.1634,)), classes=_CLASSES)
 
 
 def load_shakespeare(root: Path, *, download: bool) -> Dataset:
@@ -194,6 +194,8 @@ def _read_part(
     for path in with_progress(sorted(folder.glob("*.json")), label=f"reading {folder.name}"):
         try:
             content = json.loads(read_regular(path, max_bytes=_LARGEST_BYTES, follow=True))
+            if len({*content["users"]}) != len(content["users"]):
+                raise ValueError("a user is listed twice")
             for user in content["users"]:
                 own_inputs, own_labels = read_user(content["user_data"][user])
                 inputs.append(own_inputs)
@@ -205,9 +207,11 @@ def _read_part(
 
 
 def _read_user(data: dict[str, Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    labels = np.asarray(data["y"], dtype=np.int64).reshape(-1)
+    labels = list(data["y"])
     pixels = np.asarray(data["x"], dtype=np.float64).reshape(len(labels), 1, _SIDE, _SIDE)
     if pixels.size and not (pixels.min() >= 0 and pixels.max() <= 1):
         raise ValueError("pixels must lie in 0..1")
+    if odd := [label for label in labels if type(label) is not int or not 0 <= label < len(_CLASSES)]:
+        raise ValueError(f"labels must be integers in 0..{len(_CLASSES) - 1}, but one is {odd[0]!r:.50}")
     # LEAF wrote bytes divided by 255, so rounding gives the bytes back.
-    return np.rint(pixels * 255).astype(np.uint8), labels
+    return np.rint(pixels * 255).astype(np.uint8), np.array(labels, dtype=np.int64)
