@@ -44,7 +44,7 @@ def files_of(folder: Path) -> list[str]:
     ``__`` and those of this program's runs are passed over.
 
     Raises:
-        DataError: A link leads nowhere, or folders lie too deep in one another.
+        DataError: A link leads nowhere, a name is no text, or folders lie too deep in one another.
     """
     return sorted(_walk(folder, "", ()))
 
@@ -67,6 +67,10 @@ def _walk(folder: Path, start: str, above: tuple[tuple[int, int], ...]) -> Itera
     if above and _CONFIG in names and names & _OF_RUNS:
         return
     for entry in entries:
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{entry.path!a}: its name is not in UTF-8; call it otherwise") from None
         if entry.is_dir():
             if not entry.name.startswith("__"):
                 yield from _walk(Path(entry.path), f"{start}{entry.name}/", (*above, place))
@@ -99,7 +103,16 @@ def layout(name: str, paths: Sequence[str], *, as_table: bool) -> tuple[str, Spl
         return _tables(name, kinds)
     if not pictures:
         return PICTURES, {}
-    return PICTURES, _picture_splits(name, sorted(pictures + labels), frozenset(labels))
+    splits = _picture_splits(name, sorted(pictures + labels), frozenset(labels))
+    classes = {split: {PurePosixPath(path).parent.name for path in own} for split, own in splits.items()}
+    first = next(iter(splits))
+    # The library names the classes once for all splits, as soon as it has seen two.
+    if not labels and len(classes[first]) == 1 < max(map(len, classes.values())):
+        raise DataError(
+            f"{name}: the split {first} has pictures of one class alone, {classes[first].pop()}; give it pictures of"
+            " another, too"
+        )
+    return PICTURES, splits
 
 
 def label_tables() -> frozenset[str]:
