@@ -96,7 +96,7 @@ def layout(name: str, paths: Sequence[str], *, as_table: bool) -> tuple[str, Spl
     """
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    kinds = {path: kind for path in paths if (kind := table_kind(path)) is not None}
+    kinds = {path: kind for path in paths if (kind := _table_kind(path)) is not None}
     pictures = [path for path in paths if PurePosixPath(path).suffix.lower() in ImageFolder.EXTENSIONS]
     labels = [path for path in paths if pictures and PurePosixPath(path).name in label_tables()]
     if any(kind == "parquet" and path not in labels for path, kind in kinds.items()) or (as_table and kinds):
@@ -122,8 +122,7 @@ def label_tables() -> frozenset[str]:
     return frozenset(ImageFolder.METADATA_FILENAMES)
 
 
-def table_kind(path: str) -> str | None:
-    """Return the library's reader of a table, by the ends of its name; None where it is no table."""
+def _table_kind(path: str) -> str | None:
     suffixes = reversed(PurePosixPath(path).suffixes)
     return next((_READERS[end.lower()] for end in suffixes if end.lower() in _READERS), None)
 

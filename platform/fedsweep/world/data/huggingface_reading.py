@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import DataError, FedsweepError
-from fedsweep.world.data.huggingface_folder import PICTURES, Splits, label_tables, table_kind
+from fedsweep.world.data.huggingface_folder import PICTURES, Splits, label_tables
 
 if TYPE_CHECKING:
     import datasets
 
 _BATCH_ROWS = 1000
+# Packed otherwise, the library alone can unpack them.
+_CSV = (".csv", ".csv.gz")
 
 
 def read(name: str, folder: Path, reader: str, splits: Splits) -> dict[str, datasets.Dataset]:
@@ -38,8 +40,9 @@ def read(name: str, folder: Path, reader: str, splits: Splits) -> dict[str, data
     places = {split: [folder.resolve() / path for path in paths] for split, paths in splits.items()}
     with _quiet():
         try:
-            for place in (place for own in places.values() for place in own if table_kind(place.name) == "csv"):
-                _check_first_rows(name, place)
+            for place in (place for own in places.values() for place in own):
+                if place.name.lower().endswith(_CSV):
+                    _check_first_rows(name, place)
             files = {split: _listed(own) for split, own in places.items()}
             builder = library.load_dataset_builder(reader, data_files=files)
             builder.download_and_prepare()
