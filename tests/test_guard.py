@@ -137,6 +137,46 @@ def ended(*_: Any, **__: Any) -> Any:
     raise SystemExit
 
 
+class Stop(BaseException):
+    """What a user's own code ends with, beside ``Exception``."""
+
+
+class Mute(Exception):
+    """An error that has no text."""
+
+    def __str__(self) -> str:
+        raise LookupError("not there")
+
+
+def stopped(*_: Any, **__: Any) -> Any:
+    raise Stop("enough")
+
+
+def mute(*_: Any, **__: Any) -> Any:
+    raise Mute
+
+
+def interrupted(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("kind", "hook"), [("term", "loss"), ("probe", "measure")])
+def test_a_class_of_ones_own_beside_exception_is_an_error_of_the_client_and_an_interrupt_is_not(
+    kind: str, hook: str
+) -> None:
+    with pytest.raises(ClientJobError, match=rf"client \d failed in round 1, .*: stopped {HERE}: Stop: enough$"):
+        run_rounds(local_engine(tiny_experiment(method_with(kind, hook, stopped))))
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(local_engine(tiny_experiment(method_with(kind, hook, interrupted))))
+
+
+@pytest.mark.parametrize(("kind", "hook"), [("server_update", "apply"), ("term", "loss")])
+def test_an_error_whose_text_can_not_be_had_is_told_all_the_same(kind: str, hook: str) -> None:
+    text = played(method_with(kind, hook, mute))
+    assert "mute (test_guard.py, line " in text
+    assert text.endswith("Mute: its text can't be had (LookupError in Mute.__str__)")
+
+
 @pytest.mark.parametrize(("kind", "hook"), [("server_update", "apply"), ("term", "loss"), ("probe", "measure")])
 @pytest.mark.parametrize(
     ("fault", "name"), [(used_up, "StopIteration"), (unmet, "AssertionError"), (ended, "SystemExit")]

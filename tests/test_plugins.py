@@ -34,6 +34,9 @@ def test_a_module_that_fails_on_import_is_a_config_error(tmp_path: Path, monkeyp
     place = r"<module> \(own_failing_module.py, line 1\): ZeroDivisionError: division by zero\)$"
     with pytest.raises(ConfigError, match=place):
         resolve_reference("dataset", "own_failing_module:function")
+    (tmp_path / "own_stopping_module.py").write_text("class Stop(BaseException): ...\nraise Stop\n")
+    with pytest.raises(ConfigError, match=r"<module> \(own_stopping_module.py, line 2\): Stop\)$"):
+        resolve_reference("dataset", "own_stopping_module:function")
 
 
 def test_an_installed_entry_point_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

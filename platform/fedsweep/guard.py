@@ -28,9 +28,6 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("matplotlib", "plotly", "jinja2", "typer", "click", "rich", "psutil", "sqlalchemy"),
     *("tensorboard", "wandb"),  # the latter puts its own in the place of sys.exit
 }
-# What code of a user's own fails with. ``sys.exit`` in it would end a run without a word, with any exit code, and an
-# actor as if it had died.
-FAILURES = (Exception, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -60,20 +57,27 @@ def guarded(*, when: str, raises: type[FedsweepError] = ComponentError) -> Itera
         yield
     except (FedsweepError, MemoryError):
         raise
-    except FAILURES as error:
+    except (Exception, SystemExit) as error:
         where = place_of(error)
-        if where is None or is_ray_exit(error):
+        if where is None or not is_failure(error):
             raise
         raise raises(f"{where} failed {when}: {named_error(error)}") from cause_of(error)
 
 
-def is_ray_exit(error: BaseException) -> bool:
-    """Check for Ray's end of this process: its handler of SIGTERM calls ``sys.exit`` wherever the code is."""
+def is_failure(error: BaseException) -> bool:
+    """Check for a failure of the code that raised it, and no end that was asked for from outside.
+
+    Those are Ctrl-C, a generator's, and Ray's of this process: its handler of SIGTERM calls ``sys.exit`` wherever the
+    code is. A ``sys.exit`` of the code's own would end a run without a word, with any exit code, and an actor as if it
+    had died; a class of its own beside ``Exception`` would be no error that anybody tells.
+    """
+    if not isinstance(error, SystemExit):
+        return not isinstance(error, KeyboardInterrupt | GeneratorExit)
     trace, module = error.__traceback__, ""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
-    return isinstance(error, SystemExit) and module.partition(".")[0] == "ray"
+    return module.partition(".")[0] != "ray"
 
 
 def cause_of(error: BaseException) -> BaseException | None:
@@ -87,7 +91,12 @@ def cause_of(error: BaseException) -> BaseException | None:
 
 def named_error(error: BaseException) -> str:
     """Return an error's kind and text: ``ValueError: too few``, and ``AssertionError`` where it has none."""
-    text = str(error)
+    try:
+        text = str(error)
+    except BaseException as failure:  # a method of its class
+        if not is_failure(failure):
+            raise
+        text = f"its text can't be had ({type(failure).__name__} in {type(error).__name__}.__str__)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

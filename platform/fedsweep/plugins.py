@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedsweep.errors import ConfigError, DataError, FedsweepError, unknown_name
-from fedsweep.guard import FAILURES, placed_error
+from fedsweep.guard import is_failure, placed_error
 
 
 def is_reference(name: str) -> bool:
@@ -31,7 +31,9 @@ def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
         raise ConfigError(f"{kind} {reference!r} must have the form 'package.module:callable'")
     try:
         target: Any = importlib.import_module(module_name)
-    except FAILURES as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         way_out = "; install it or put its folder on PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(
             f"{kind} {reference!r}: the module {module_name!r} cannot be imported ({placed_error(error)}){way_out}"
@@ -86,7 +88,9 @@ def call_builder(
         made = builder()
     except FedsweepError:
         raise
-    except FAILURES as failure:
+    except BaseException as failure:
+        if not is_failure(failure):
+            raise
         raise error(f"{kind} {name!r} cannot be built ({placed_error(failure)})") from failure
     if not isinstance(made, gives):
         raise error(f"{kind} {name!r} must give a {gives.__name__}, but gives a {type(made).__name__}")

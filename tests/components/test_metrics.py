@@ -98,6 +98,14 @@ def test_a_mapping_must_have_the_parts_that_are_declared(outputs: tuple[Tensor, 
             own.figures(*outputs, when="now")
 
 
+class Stop(BaseException):
+    """What a user's own code ends with, beside ``Exception``."""
+
+
+def stopped(logits: Tensor, targets: Tensor) -> float:
+    raise Stop
+
+
 def test_a_failure_names_metric_line_and_round(outputs: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(
         ComponentError, match=r"'mine:own' failed in round 2 \(.*test_metrics.py, line \d+\): KeyError: 'x'\)"
@@ -105,6 +113,8 @@ def test_a_failure_names_metric_line_and_round(outputs: tuple[Tensor, Tensor]) -
         the(lambda logits, targets: {}["x"]).figures(*outputs, when="in round 2")
     with pytest.raises(ComponentError, match=r"'numpy:sum' failed in round 2 \(TypeError"):
         the(partial(np.sum, 1, 2, 3, 4, 5, 6, 7, 8), "numpy:sum").figures(*outputs, when="in round 2")
+    with pytest.raises(ComponentError, match=r"'mine:own' failed in round 2 \(.*test_metrics.py, line \d+\): Stop\)"):
+        the(stopped).figures(*outputs, when="in round 2")
 
 
 @pytest.mark.parametrize("options", [{"mode": "up"}, {"parts": ("a/b",)}, {"parts": (1,)}])

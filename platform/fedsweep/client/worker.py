@@ -27,7 +27,7 @@ from fedsweep.client.modules import BoundModule
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
-from fedsweep.guard import FAILURES, cause_of, is_ray_exit, placed_error
+from fedsweep.guard import cause_of, is_failure, placed_error
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -295,8 +295,8 @@ class Worker:
             yield
         except own:
             raise
-        except FAILURES as error:
-            if is_ray_exit(error):
+        except BaseException as error:
+            if not is_failure(error):
                 raise
             local = self._rounds.get(client)
             step = 0 if local is None else local.steps.reached

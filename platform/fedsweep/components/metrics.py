@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedsweep.errors import ComponentError, ConfigError, FedsweepError, InvariantError
-from fedsweep.guard import FAILURES, as_number, is_ray_exit, placed_error, wrong
+from fedsweep.guard import as_number, is_failure, placed_error, wrong
 from fedsweep.tasks.declaration import SHARE, Declaration
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ class Metric:
             answer = self.function(logits, targets)
         except (FedsweepError, MemoryError):
             raise
-        except FAILURES as error:
-            if is_ray_exit(error):
+        except BaseException as error:
+            if not is_failure(error):
                 raise
             raise ComponentError(f"the metric {self.name!r} failed {when} ({placed_error(error)})") from error
         parts = self.declaration.parts

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedsweep.config.tables import Table
 from fedsweep.errors import ConfigError, FedsweepError, unknown_name
-from fedsweep.guard import place_of
+from fedsweep.guard import is_failure, placed_error
 from fedsweep.plugins import find_plugin, is_reference
 
 # Figures that go with any table; a cell is a point, a bar or a point on a line, or a panel shows its rounds.
@@ -84,10 +84,10 @@ def call(word: str, name: str, function: Callable[..., Any], *args: Any, gives: 
         value = function(*args)
     except FedsweepError:
         raise
-    except Exception as failure:
-        where = place_of(failure)
-        at = "" if where is None else f"{where}: "
-        raise ConfigError(f"the {word} {name!r} failed ({at}{type(failure).__name__}: {failure})") from failure
+    except BaseException as failure:
+        if not is_failure(failure):
+            raise
+        raise ConfigError(f"the {word} {name!r} failed ({placed_error(failure)})") from failure
     if isinstance(value, bool) or not isinstance(value, gives):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in gives)
         raise ConfigError(f"the {word} {name!r} must give {wanted}, but gives {type(value).__name__}")

@@ -13,6 +13,7 @@ from fedsweep.reproduce.cell_texts import cell_text, headings, notes
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
+from fedsweep.reproduce.kinds import call
 from fedsweep.reproduce.measured import grid as grid_module
 from fedsweep.reproduce.measured.grid import (
     Grid,
@@ -293,3 +294,13 @@ def test_a_cell_keeps_its_figures_by_seed(table: TableFile, tmp_path: Path, make
     folders |= {cells[1]: tmp_path / "not-run"}
     (found,) = measured(table, views_of(table, folders), scale="small").cells
     assert found.by_seed["accuracy"] == {0: 50.0} and found.measured["accuracy"].count == 1
+
+
+def leaves(run: RunView) -> float:
+    raise SystemExit(3)
+
+
+def test_what_a_measure_of_ones_own_raises_is_told_with_its_place() -> None:
+    place = r"the measure 'mine:leaves' failed \(leaves \(test_grid.py, line \d+\): SystemExit: 3\)"
+    with pytest.raises(ConfigError, match=place):
+        call("measure", "mine:leaves", leaves, None, gives=(float,))

@@ -170,32 +170,35 @@ class Broken(Observer):
 
     def __init__(self, config: Any, folder: Path) -> None:
         self.told = 0
+        self.error: BaseException = OSError("no space\nleft")
 
     def started(self, info: RunInfo) -> None:
         return
 
     def round_done(self, record: RoundRecord) -> None:
         self.told += 1
-        raise OSError("no space\nleft")
+        raise self.error
 
     checkpointed = finished = round_done  # type: ignore[assignment]
 
 
+@pytest.mark.parametrize("error", [OSError("no space\nleft"), SystemExit("no space\nleft")])
 def test_a_door_of_ones_own_that_fails_is_left_out_and_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     monkeypatch.setitem(sys.modules, "my_loggers", sys.modules[__name__])
     made = logger("my_loggers:Broken", tmp_path)
     assert isinstance(made, Sheltered)
     said: list[str] = []
     own = Broken(None, tmp_path)
+    own.error = error
     made = Sheltered("mine", own, warn=said.append)
     made.started(RunInfo(name="run", folder=tmp_path, config={}, planned_rounds=1))
     made.round_done(record(1))
     made.round_done(record(2))
     made.finished("finished", {})
     (line,) = said
-    assert own.told == 1 and line.startswith("mine: OSError: no space left") and "\n" not in line
+    assert own.told == 1 and line.startswith(f"mine: {type(error).__name__}: no space left") and "\n" not in line
 
 
 def test_overwriting_a_run_clears_what_its_loggers_left_and_nothing_else(tmp_path: Path) -> None:

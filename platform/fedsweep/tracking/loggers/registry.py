@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.errors import ConfigError, FedsweepError, ResourceError
 from fedsweep.figures.of_run import PictureObserver
+from fedsweep.guard import is_failure, named_error
 from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.tracking.loggers.csv_logger import CsvLogger
 from fedsweep.tracking.loggers.tensorboard_logger import TensorBoardLogger
@@ -88,7 +89,9 @@ class Sheltered(Observer):
             self._observer.check()
         except FedsweepError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise ResourceError(f"tracking.also: {self._name} can't be used: {_words(error)}") from error
         self._is_open = True
 
@@ -116,13 +119,14 @@ class Sheltered(Observer):
             return
         try:
             call(*what)
-        except Exception as error:  # the logger's own, of whatever library
+        except BaseException as error:  # the logger's own, of whatever library
+            if not is_failure(error):
+                raise
             self._is_open = False
             self._warn(
                 f"{self._name}: {_words(error)}; it is left out from here on, and the run's folder has everything"
             )
 
 
-def _words(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _words(error: BaseException) -> str:
+    return " ".join(named_error(error).split())
