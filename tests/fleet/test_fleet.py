@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import Progress, Reply, RoundTotals, SegmentReply
-from fedsweep.fleet.fleet import level, merged_answers
-from fedsweep.testing import local_engine, tiny_experiment
+from fedsweep.client.messages import Handle, Progress, Reply, RoundTotals, Segment, SegmentReply
+from fedsweep.components.codec import Codec
+from fedsweep.engine.engine import Engine
+from fedsweep.errors import ComponentError
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import LocalFleet, level, merged_answers
+from fedsweep.fleet.ray_client_actor import ClientActor
+from fedsweep.fleet.ray_wire import received_answer, sent_segment
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.trees import to_arrays
 
 loads = st.dictionaries(
     st.integers(0, 40), st.tuples(st.integers(1, 3), st.floats(0.5, 100.0)), min_size=1, max_size=14
@@ -95,3 +107,42 @@ def test_the_local_fleet_has_one_worker_that_folds() -> None:
     assert (fleet.num_workers, fleet.folds) == (1, True)
     assert set(fleet.place({4: (1, 2.0), 7: (2, 1.0)}).values()) == {0}
     assert fleet.fetch(fleet.keep({"a": 1})) == {"a": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(Codec):
+    """Fails where clients encode, not where a plan does."""
+
+    on_client: ClassVar[bool] = False
+
+    def encode(self, move: Tensor, stream: Any) -> Any:
+        if self.on_client:
+            raise ValueError("no code")
+        return {"move": move}
+
+    def decode(self, message: Any, size: int) -> Tensor:
+        return message["move"]  # type: ignore[no-any-return]
+
+
+class OnActor(LocalFleet):
+    """A client actor's work in this process; of an error the traceback does not travel, as with Ray."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self._actor = ClientActor(experiment, 0, 0.0)
+
+    def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
+        Faulty.on_client = True
+        try:
+            return received_answer(self._actor.run(sent_segment(segment), to_arrays(anchor), [], []), {})
+        except Exception as error:
+            raise error.with_traceback(None) from None
+        finally:
+            Faulty.on_client = False
+
+
+def test_what_a_codec_raises_on_an_actor_is_told_with_its_place() -> None:
+    experiment = tiny_experiment(replace(fedavg(), codec=Faulty()))
+    place = r"^Faulty.encode \(test_fleet.py, line \d+\) failed in round 1: ValueError: no code$"
+    with pytest.raises(ComponentError, match=place):
+        run_rounds(Engine(experiment, OnActor(experiment)))

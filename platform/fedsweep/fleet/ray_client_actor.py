@@ -18,6 +18,7 @@ from fedsweep.fleet.fleet import Vectors, make_worker
 from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store
 from fedsweep.fleet.ray_wire import received_segment, sent_answer
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
+from fedsweep.guard import guarded
 from fedsweep.records import State
 from fedsweep.trees import to_arrays, to_tensors
 
@@ -95,10 +96,11 @@ class ClientActor:
             keepers: Whose memories are asked for.
             memories: What those clients remember.
         """
+        remembered = dict(zip(clients, memories, strict=True))
         try:
-            answer = self._worker.run(
-                received_segment(sent), to_tensors(anchor), dict(zip(clients, memories, strict=True))
-            )
+            # Here, since an error travels without its traceback.
+            with guarded(when=f"in round {sent.round}"):
+                answer = self._worker.run(received_segment(sent), to_tensors(anchor), remembered)
         except BaseException:
             # The others wait for this actor at the next sync point: let them see that it will not come.
             self._close_exchange()
@@ -109,7 +111,8 @@ class ClientActor:
     def prove(self, sent: Segment, anchor: np.ndarray, clients: Sequence[int], *memories: State) -> Stepping:
         """Choose how clients are stepped; as :meth:`run`."""
         remembered = dict(zip(clients, memories, strict=True))
-        return self._worker.prove(received_segment(sent), to_tensors(anchor), remembered)
+        with guarded(when=f"in round {sent.round}"):
+            return self._worker.prove(received_segment(sent), to_tensors(anchor), remembered)
 
     def measure(
         self, question: Question, vector: np.ndarray, clients: Sequence[int], *memories: State
