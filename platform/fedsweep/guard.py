@@ -106,6 +106,11 @@ def placed_error(error: BaseException) -> str:
     return f"{'' if where is None else f'{where}: '}{named_error(error)}"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return why a run failed, for its folder: this package's errors say it themselves."""
+    return str(error) if isinstance(error, FedsweepError) else placed_error(error)
+
+
 def place_of(error: BaseException) -> str | None:
     """Return the component in whose code an exception arose, ``Sparse.apply (topk.py, line 44)``; None: in nobody's."""
     frames: list[tuple[FrameType, int]] = []

@@ -14,6 +14,7 @@ import torch
 from fedsweep.api import load_model, prepare, run
 from fedsweep.driver.observers import Observer
 from fedsweep.errors import ConfigError
+from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 
 TINY: dict[str, Any] = {
@@ -90,6 +91,32 @@ def test_a_run_that_finished_has_finished_whatever_an_observer_raises_then(tmp_p
     with pytest.raises(ValueError, match="at the end"):
         run(TINY, out=tmp_path / "run", observers=[Clumsy(), diary])
     assert RunFolder(tmp_path / "run").read_result()["status"] == "finished" and diary.ends == ["finished"]
+
+
+class Stop(BaseException):
+    """What a program ends with, beside ``Exception``."""
+
+
+class Stopping(Observer):
+    """Raises at a round."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def round_done(self, record: RoundRecord) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(("error", "text"), [(KeyError("x"), "KeyError: 'x'"), (Stop(), "Stop"), (SystemExit(0), "0")])
+def test_a_run_that_an_observer_ends_says_so_in_its_folder_with_the_place(
+    tmp_path: Path, error: BaseException, text: str
+) -> None:
+    diary = Diary()
+    with pytest.raises(type(error)):
+        run(TINY, out=tmp_path / "run", observers=[Stopping(error), diary])
+    result = RunFolder(tmp_path / "run").read_result()
+    assert result["status"] == "failed" and diary.ends == ["failed"]
+    assert result["reason"].startswith("Stopping.round_done (test_run.py, line ") and result["reason"].endswith(text)
 
 
 def test_one_override_and_what_observes_nothing_are_refused(tmp_path: Path) -> None:

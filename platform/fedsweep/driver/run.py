@@ -26,7 +26,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment, check_world
 from fedsweep.fleet.fleet import LocalFleet
-from fedsweep.guard import guarded
+from fedsweep.guard import guarded, reason_of
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import CONFIG, RunFolder
@@ -273,7 +273,7 @@ def _told_of_its_end(session: Session, folder: Path, observers: Sequence[Observe
             raise
         _tell_of_the_end(observers, "killed", result, phases)
         raise
-    except Exception as error:
+    except BaseException as error:
         _fail(session, folder, observers, error)
         if isinstance(error, OutputError) and getattr(error.__cause__, "errno", None) in _FULL:
             raise RunError(str(error)) from error  # no input was wrong
@@ -311,11 +311,12 @@ def _waiting(observer: Observer) -> str | None:
     return None if observer.phase == Observer.phase else f"ending: {observer.phase}"
 
 
-def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: Exception) -> None:
+def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: BaseException) -> None:
     """Write the end of a run that failed; its cause matters more than that something can't be written either."""
-    result: dict[str, Any] = {"status": "failed", "reason": str(error)}
+    reason = reason_of(error)
+    result: dict[str, Any] = {"status": "failed", "reason": reason}
     try:
-        result = session.finish("failed", str(error))
+        result = session.finish("failed", reason)
     except Exception:
         # Where a server actor is gone the folder is still there, and must say how the run ended.
         with contextlib.suppress(FedsweepError):
