@@ -12,7 +12,7 @@ import pytest
 from fedsweep import run
 from fedsweep.config.load import load_config
 from fedsweep.driver.session import RunSession
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ClientJobError, ComponentError, ConfigError
 from fedsweep.results.view import load_run
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import scalar_figures
@@ -238,6 +238,15 @@ def test_a_trial_that_cannot_begin_leaves_the_reason(tmp_path: Path, entry_of: C
     assert result["status"] == "failed" and "muu" in result["reason"]
 
 
+def test_what_fails_a_trial_is_told_with_its_kind_where_it_is_no_error_of_this_package(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunSession, "step", lambda self: {}["x"])
+    with pytest.raises(KeyError):
+        trial_of(entry_of({"seed": {"grid": [3]}}), tmp_path / "t").step()
+    assert RunFolder(tmp_path / "t").read_result()["reason"].endswith("KeyError: 'x'")
+
+
 def test_a_trial_that_meets_other_code_fails_with_the_rounds_that_it_has_and_goes_on_with_its_own(
     tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:
@@ -293,3 +302,25 @@ def test_a_trials_process_goes_by_the_commit_and_the_umask_of_the_driver(monkeyp
         assert facts.run_facts()["git_commit"] == "abc" and os.umask(before) == 0o027
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize(
+    "error", [ComponentError("a metric failed"), ClientJobError(client=0, round=1, step=1, reason="it diverged")]
+)
+def test_what_would_come_again_is_not_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsweep.sweeps.trainable import FATAL_MARK, SweepTrial
+
+    class Failing:
+        def step(self) -> dict[str, Any]:
+            raise error
+
+        def last_report(self) -> dict[str, Any]:
+            return {}
+
+    monkeypatch.setattr(SweepTrial, "_begin", lambda self, config: Failing())
+    monkeypatch.setattr(os, "umask", lambda mask: mask)
+    trial = object.__new__(SweepTrial)
+    trial.setup({})
+    assert trial.step() == {FATAL_MARK: True}
+    with pytest.raises(type(error)):
+        trial.step()

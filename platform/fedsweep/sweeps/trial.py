@@ -22,7 +22,8 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.plan import Plan
 from fedsweep.driver.run import Session, open_session, plan_run, run_info
 from fedsweep.driver.session import Step
-from fedsweep.errors import ClientJobError, ConfigError, InputError, InvariantError
+from fedsweep.errors import ClientJobError, ComponentError, ConfigError, InputError, InvariantError
+from fedsweep.guard import reason_of
 from fedsweep.records import RoundRecord
 from fedsweep.results.view import over_rounds
 from fedsweep.runs.files import check_no_link
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 # Left in a trial's folder by the driver when the scheduler ends the trial, before the trial's process hears of it.
 ENDED_BY_SCHEDULER = ".ended-by-scheduler"
 # They come again at each try, with the same seed.
-FATAL = (InputError, ClientJobError, InvariantError)
+FATAL = (InputError, ClientJobError, ComponentError, InvariantError)
 # That the round was tested: elsewhere metrics stand with the values that they had before.
 TESTED = "tested"
 TOTAL_FLOPS = "total_flops"
@@ -183,7 +184,7 @@ class ActiveTrial:
                 if time.monotonic() >= until:
                     break
         except Exception as error:
-            self._end("failed", str(error))
+            self._end("failed", reason_of(error))
             raise
         return {**report, **({MESSAGES: messages} if messages else {})}
 
