@@ -265,14 +265,18 @@ class Engine:
 
     def _repaired(self, round: int, work: Callable[[int], _Done]) -> _Done:
         """Have workers do something, from its start each time one of them was lost and is replaced; 0: the set-up."""
-        when = f"round {round}" if round else "before round 1"
+        when, last = f"round {round}" if round else "before round 1", ""
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 return work(attempt)
             except WorkerLost as lost:
-                self._on_repair(f"{when}: {lost}; replacing it and going on")
+                last = str(lost)
+                self._on_repair(f"{when}: {last}; replacing it and going on")
                 self.fleet.repair()
-        raise RunError(f"{when}: begun {_MAX_ATTEMPTS} times and lost a client actor each time")
+        raise RunError(
+            f"{when}: begun {_MAX_ATTEMPTS} times and lost a client actor each time, at last: {last}; what clients run"
+            " may end its process, by os._exit, a crash in a library or want of memory, and Ray's log may say more"
+        )
 
     def _ends(self, state: RunState) -> bool:
         """Tell whether the run ends with the round that it is after, as far as the next one's plan can tell."""
