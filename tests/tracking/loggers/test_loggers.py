@@ -199,6 +199,7 @@ def test_a_door_of_ones_own_that_fails_is_left_out_and_ends_nothing(
     made.finished("finished", {})
     (line,) = said
     assert own.told == 1 and line.startswith(f"mine: {type(error).__name__}: no space left") and "\n" not in line
+    assert ", at Broken.round_done (test_loggers.py, line " in line
 
 
 def test_overwriting_a_run_clears_what_its_loggers_left_and_nothing_else(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.errors import ConfigError, FedsweepError, ResourceError
 from fedsweep.figures.of_run import PictureObserver
-from fedsweep.guard import is_failure, named_error
+from fedsweep.guard import is_failure, named_error, place_of
 from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.tracking.loggers.csv_logger import CsvLogger
 from fedsweep.tracking.loggers.tensorboard_logger import TensorBoardLogger
@@ -129,4 +129,5 @@ class Sheltered(Observer):
 
 
 def _words(error: BaseException) -> str:
-    return " ".join(named_error(error).split())
+    where = place_of(error)
+    return " ".join(named_error(error).split()) + ("" if where is None else f", at {where}")
