@@ -160,11 +160,18 @@ def interrupted(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("kind", "hook"), [("term", "loss"), ("probe", "measure")])
-def test_a_class_of_ones_own_beside_exception_is_an_error_of_the_client_and_an_interrupt_is_not(
-    kind: str, hook: str
+@pytest.mark.parametrize(
+    ("kind", "hook", "error", "at"),
+    [
+        ("term", "loss", ClientJobError, r"client \d failed in round 1, .*: "),
+        ("probe", "measure", ClientJobError, r"client \d failed in round 1, .*: "),
+        ("server_update", "apply", ComponentError, ""),
+    ],
+)
+def test_a_class_of_ones_own_beside_exception_is_an_error_of_ones_code_and_an_interrupt_is_not(
+    kind: str, hook: str, error: type[Exception], at: str
 ) -> None:
-    with pytest.raises(ClientJobError, match=rf"client \d failed in round 1, .*: stopped {HERE}: Stop: enough$"):
+    with pytest.raises(error, match=rf"^{at}stopped {HERE}.*: Stop: enough$"):
         run_rounds(local_engine(tiny_experiment(method_with(kind, hook, stopped))))
     with pytest.raises(KeyboardInterrupt):
         run_rounds(local_engine(tiny_experiment(method_with(kind, hook, interrupted))))

@@ -57,7 +57,7 @@ def guarded(*, when: str, raises: type[FedsweepError] = ComponentError) -> Itera
         yield
     except (FedsweepError, MemoryError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         where = place_of(error)
         if where is None or not is_failure(error):
             raise

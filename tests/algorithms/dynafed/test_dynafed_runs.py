@@ -138,8 +138,8 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 # -- going on in the middle --------------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """The process ends."""
+class Killed(KeyboardInterrupt):
+    """The process ends, and no component of a user's fails."""
 
 
 @pytest.mark.parametrize("kills", [1, 7])
