@@ -41,6 +41,7 @@ def test_a_run_with_an_address_lies_there_and_goes_on_from_there_on_another_mach
 ) -> None:
     Path("tiny.yaml").write_text(TINY)
     assert main(["run", "tiny.yaml", "--set", "training.rounds=2", "--out", address, "-q"]) == 0
+    assert f"; in {address}; compare: " in (line := capsys.readouterr().out) and line.endswith(f" compare {address}\n")
     there = tmp_path / "there" / "study"
     assert RunFolder(there).read_result()["rounds"] == 2
     (elsewhere := tmp_path / "elsewhere").mkdir()
@@ -67,14 +68,15 @@ def test_whatever_reads_a_finished_run_reads_one_at_an_address(
     bits, before = result.summary["model_sha256"], names(tmp_path / "there")
     loaded = fedsweep.load(address)
     assert isinstance(loaded, fedsweep.Result) and loaded.summary["model_sha256"] == bits
-    assert loaded.evaluate().test_accuracy == result.summary["test_accuracy"]
+    assert (again := loaded.evaluate()).test_accuracy == result.summary["test_accuracy"]
+    assert again.tree()["model"] == f"{address}/model.safetensors"
     for one, other in zip(fedsweep.load_model(address).parameters(), result.model.parameters(), strict=True):
         assert one.equal(other)
     assert "finished" in fedsweep.compare(address) and fedsweep.report(address, out="page.html").stat().st_size > 10_000
     for words in (["evaluate", address], ["verify", address, "-q"], ["replay", address]):
         assert main(words) == 0, words
     said = capsys.readouterr().out
-    assert f"identical: 4 rounds, model {bits}" in said
+    assert f"identical: 4 rounds, model {bits}" in said and f"model {address}/model.safetensors" in said
     assert names(tmp_path / "there") == before and [path.name for path in elsewhere.iterdir()] == ["page.html"]
     for answer in ("MLflow has everything of it now", "MLflow has everything of it"):
         assert main(["sync", address, "--uri", f"sqlite:///{store}"]) == 0
@@ -279,3 +281,33 @@ def test_a_wrong_address_ends_in_one_line_before_anything_is_written(
 def test_an_address_with_nothing_is_no_run(address: str) -> None:
     with pytest.raises(OutputError, match="nothing at this address"), read_from([address]):
         pass
+
+
+def test_what_is_not_at_an_address_is_told_of_the_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["run", "--resume"], ["sync"]):
+        assert main([*words, address]) == 2
+        assert capsys.readouterr().err == f"error: {address} holds no run: there is no config.yaml in it\n"
+
+
+def test_runs_at_addresses_are_called_by_these_and_each_is_shown_once(address: str, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run = RunFolder.create(tmp_path / "there/study" / name, overwrite=False)
+        run.write_config("name: run\nseed: 0\nscenario: {}\nmethod: {name: fedavg}\n")
+        run.write_result({"status": "finished"})
+    one, two = f"{address}/one", f"{address}/two"
+    lines = fedsweep.compare(one, two, one).splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "one", "two"]
+    run.path.joinpath("result.json").write_text("{")
+    with pytest.raises(OutputError, match=f"^{two}/result.json: not readable"):
+        fedsweep.compare(one, two)
+    page = fedsweep.report(one, two, out="page.html", script="beside").read_text()
+    assert f"{two}/result.json: not readable" in page and f"fedsweep run {one}/config.yaml" in page
+    assert "fedsweep-scratch" not in page
+
+
+def test_an_address_may_have_blanks_and_letters_with_accents(address: str, tmp_path: Path) -> None:
+    with worked_on(f"{address} é", going_on=False) as folder:
+        (folder / "config.yaml").write_text("x")
+    assert (tmp_path / "there/study é/config.yaml").read_text() == "x"
+    with read_from([f"{address}%20%C3%A9"]) as (same,):
+        assert names(Path(same)) == {"config.yaml"}

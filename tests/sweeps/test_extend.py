@@ -15,11 +15,12 @@ from fedsweep.errors import ConfigError, OutputError
 from fedsweep.results.settings import group_settings, report_runs
 from fedsweep.results.view import load_run
 from fedsweep.runs.find import find_runs
+from fedsweep.runs.remote_folder import read_from
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
-from fedsweep.sweeps.reuse import finished_in, take_over
+from fedsweep.sweeps.reuse import finished_in, not_taken, take_over, taken_from
 from fedsweep.sweeps.summary import summarise
 from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.sweeps.trial import ActiveTrial
@@ -135,6 +136,20 @@ def test_links_in_a_foreign_run_and_its_address_are_not_taken_over(tiny: TinySwe
     (taken,) = runs
     names = {path.name for path in taken.rglob("*")}
     assert "model.safetensors" in names and not names & {"folder", "file", "secret", ".copy.json"}
+
+
+def test_runs_from_an_address_are_taken_over_from_there(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+    config = load_config(tiny({"seed": {"grid": [0, 1]}}, rounds=1, more={"name": "other"}))
+    prepared = prepare(config, SweepFolder(tmp_path / "other"), resume=False)
+    with read_from([f"file://{done}"]) as places:
+        runs, _ = finished_in(map(Path, places), prepared)
+        take_over(prepared, runs, begun=False, overwrite=False)
+    ((taken, run_there),) = runs.items()
+    assert taken_from(taken) == f"file://{done}/0001-seed=0"
+    assert "same configuration in sweep not taken over" in not_taken({run_there: "torch"})
+    with read_from([f"file://{done}/0001-seed=0"]) as places:
+        runs, _ = finished_in(map(Path, places), prepare(config, SweepFolder(tmp_path / "third"), resume=False))
+    assert "same configuration in sweep not taken over" in not_taken(dict.fromkeys(runs.values(), "torch"))
 
 
 def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Path, tmp_path: Path) -> None:

@@ -83,11 +83,13 @@ def evaluate(
 
 
 def _print(evaluated: Evaluated, console: Console) -> None:
+    from fedsweep.runs.places import place_name
+
     has_classes = evaluated.confusion.size > 0
     accuracy = f"accuracy {evaluated.test_accuracy:.4f}, " if has_classes else ""
     print(
         f"{evaluated.data}, {evaluated.num_samples} samples: {accuracy}loss {evaluated.test_loss:.4f};"
-        f" model {evaluated.model}"
+        f" model {place_name(evaluated.model)}"
     )
     for name, value in evaluated.metrics.items():
         print(f"{name} {value:.4f}")

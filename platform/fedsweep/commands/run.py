@@ -160,6 +160,7 @@ def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **set
     from fedsweep.commands.running.one_run import PlayOptions, play
     from fedsweep.driver.run import resumable
     from fedsweep.finished.growth import grow
+    from fedsweep.runs.places import place_name
 
     folder = folder.absolute()
     if rounds is not None:
@@ -172,6 +173,7 @@ def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **set
 
         draw_missing(folder)
         done = complete(folder, resolve(config))
-        print(f"{folder} has finished already; there is nothing to go on with (--rounds N gives it more); {done}")
+        more = "there is nothing to go on with (--rounds N gives it more)"
+        print(f"{place_name(folder)} has finished already; {more}; {done}")
         return
     play(config, folder, PlayOptions(resume=True, allow_changed_code=allow_changed_code, **settings))

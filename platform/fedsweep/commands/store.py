@@ -72,7 +72,8 @@ def sync(
     """
     from fedsweep.catalog import resolve
     from fedsweep.driver.run import resumable
-    from fedsweep.runs.remote_folder import is_address, worked_on
+    from fedsweep.runs.places import is_address
+    from fedsweep.runs.remote_folder import worked_on
     from fedsweep.runs.run_folder import PLAN
     from fedsweep.tracking.mlflow_sync import complete, follow_run
 

@@ -178,11 +178,12 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
 def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
     from fedsweep.commands.terminal.output import command, make_console
     from fedsweep.reports.sweep_table import best_text, print_summary
+    from fedsweep.runs.places import place_name
 
-    console = make_console()
+    console, place = make_console(), place_name(folder.path)
     if not quiet:
         print_summary(summary, console)
     done, failed = len(summary.trials) - len(summary.failed), len(summary.failed)
     counts = f"{done} of {len(summary.trials)} trials finished" + (f", {failed} failed" if failed else "")
-    print(f"{counts}{best_text(summary)}; in {folder.path}; compare: {command('compare', folder.path)}", flush=True)
+    print(f"{counts}{best_text(summary)}; in {place}; compare: {command('compare', place)}", flush=True)
     return _FAILED if failed else 0

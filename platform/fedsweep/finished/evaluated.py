@@ -15,6 +15,7 @@ import numpy as np
 
 from fedsweep.engine.per_client import spread
 from fedsweep.results.seed_statistics import finite
+from fedsweep.runs.places import place_name
 from fedsweep.tasks.declaration import Declaration
 
 
@@ -96,7 +97,7 @@ class Evaluated:
         """Return all of it as plain mappings, lists and scalars."""
         return {
             "data": self.data,
-            "model": str(self.model),
+            "model": place_name(self.model),
             "samples": self.num_samples,
             "test_accuracy": finite(self.test_accuracy),
             "test_loss": finite(self.test_loss),

@@ -32,6 +32,7 @@ from fedsweep.results.texts import bytes_text, clean, metric_text, seconds_text
 from fedsweep.results.view import spent_of
 from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.files import atomic_write
+from fedsweep.runs.places import place_name
 from fedsweep.runs.run_folder import CONFIG
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
             ", ".join(f"{name} {value}" for name, value in run.versions.items() if name not in versions)
             for run in report.runs
         ],
-        commands=[shlex.join(["fedsweep", "run", str(run.folder / CONFIG)]) for run in report.runs],
+        commands=[shlex.join(["fedsweep", "run", place_name(run.folder / CONFIG)]) for run in report.runs],
         sweep_commands=[(path, command_again(path)) for path in report.sweeps],
         tables=[(title, Markup(fragment)) for title, fragment in report.tables],
         fedsweep_version=__version__,

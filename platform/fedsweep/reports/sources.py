@@ -22,6 +22,7 @@ from fedsweep.reproduce.reproduction import request_of
 from fedsweep.results.texts import some_of
 from fedsweep.results.view import RunView, load_run, once, runs_below
 from fedsweep.runs.find import find_runs
+from fedsweep.runs.places import place_name
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -78,7 +79,7 @@ def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
     sweeps = tuple(parent for parent in parents if SweepFolder(parent).has_plan)
     return Found(
         runs=tuple(runs),
-        unreadable=tuple(map(str, errors)),
+        unreadable=tuple(map(place_name, errors)),
         sweeps=sweeps,
         notes=(*notes, *(note for sweep in sweeps for note in _sweep_notes(sweep, folders))),
     )
@@ -127,13 +128,13 @@ def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
     try:
         trials = SweepFolder(sweep).read_plan().trials
     except InputError as error:
-        return [str(error)]
+        return [place_name(error)]
     names = {folder.name for folder in folders if folder.parent == sweep}
     missing = [trial.folder for trial in trials if trial.folder not in names]
     if not missing:
         return []
     named = some_of(missing, _SHOWN)
-    return [f"{len(missing)} of {len(trials)} trials of {sweep} are not in this report: {named}"]
+    return [f"{len(missing)} of {len(trials)} trials of {place_name(sweep)} are not in this report: {named}"]
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -153,7 +154,7 @@ def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], lis
         try:
             grid = read_grid(folder)
         except InputError as error:
-            problems.append(str(error))
+            problems.append(place_name(error))
         else:
             tables.append((caption(grid), html_fragment(grid)))
     return tables, problems
@@ -164,7 +165,7 @@ def command_again(folder: Path) -> str:
     try:
         request = request_of(SweepFolder(folder))
     except InputError:
-        return shlex.join(["fedsweep", "sweep", str(folder / CONFIG)])
+        return shlex.join(["fedsweep", "sweep", place_name(folder / CONFIG)])
     words = ["fedsweep", "reproduce", request.table, "--scale", request.scale]
     for option, value in (("--rows", request.rows), ("--columns", request.columns)):
         words += [option, value] if value is not None else []

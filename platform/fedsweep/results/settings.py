@@ -15,6 +15,7 @@ from fedsweep.results.curves import Curve, curve_of, mean_curve
 from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
 from fedsweep.results.texts import clean, numbered, some_of, without_shared_start
 from fedsweep.results.view import SPENT, RunView, run_labels
+from fedsweep.runs.places import place_name
 from fedsweep.runs.run_folder import BY_SCHEDULER
 
 _LONGEST_REASON = 1000
@@ -191,7 +192,7 @@ def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
         try:
             flat = flat_config(view.config)
         except InputError as error:
-            bad.append(f"{view.folder}: {error}")
+            bad.append(f"{place_name(view.folder)}: {error}")
             continue
         good.append((view, {clean(key): clean(value, longest=_LONGEST_REASON) for key, value in flat.items()}))
     labels = run_labels([view for view, _ in good])

@@ -21,6 +21,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.results.seed_statistics import finite, mean
 from fedsweep.results.texts import is_accuracy
 from fedsweep.runs.find import find_runs
+from fedsweep.runs.places import place_name
 from fedsweep.runs.run_folder import CLIENTS, CONFIG, RESULT, ROUNDS, UNFINISHED, RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.runs.targets import reaches
@@ -298,10 +299,10 @@ def load_run(folder: Path) -> RunView:
     result = run.result_if_any()
     # What is there, but is no file: a pipe, a folder, a link that leads nowhere.
     odd = [path for name in (RESULT, ROUNDS) if os.path.lexists(path := folder / name) and not path.is_file()]
-    notes = [f"{path} is no regular file, so it is passed over" for path in odd]
+    notes = [f"{place_name(path)} is no regular file, so it is passed over" for path in odd]
     played, rows = finite(result.get("rounds")) or 0, len(columns.get("round", ()))
     if result.get("status") == "finished" and rows < played:
-        notes.append(f"{folder / ROUNDS} has {rows} of {played:.0f} rounds, so its copy is not whole")
+        notes.append(f"{place_name(folder / ROUNDS)} has {rows} of {played:.0f} rounds, so its copy is not whole")
         result |= {"status": "failed", "reason": notes[-1]}
     return RunView(folder=folder, config=config, result=result, columns=columns, notes=tuple(notes))
 
@@ -341,6 +342,8 @@ def run_labels(runs: Sequence[RunView]) -> list[str]:
     keys = [(run.name, run.seed) for run in runs]
     if len(set(keys)) == len(keys):
         return [run.name for run in runs]
-    above = commonpath([run.folder.resolve() for run in runs])
-    places = [str(run.folder.resolve().relative_to(above)) for run in runs]
+    # Of an address without its options; as all have one beginning, it goes with paths.
+    paths = [Path("/", place_name(run.folder.resolve() / CONFIG)).parent for run in runs]
+    above = commonpath(paths)
+    places = [str(path.relative_to(above)) for path in paths]
     return [place if keys.count(key) > 1 else key[0] for key, place in zip(keys, places, strict=True)]

@@ -7,6 +7,7 @@ before it, and are removed after it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from fedsweep.errors import DataError
+from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
+from fedsweep.errors import DataError, OutputError
 from fedsweep.runs.files import TEMPORARY, atomic_write
 from fedsweep.runs.folder_lock import LOCK
 from fedsweep.runs.run_folder import CONFIG, PLAN, RESULT
@@ -185,6 +187,56 @@ class Mirror:
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, data)
+
+
+@dataclass(frozen=True)
+class CopyNote:
+    """A folder's note on its copy.
+
+    Attributes:
+        address: The copy's.
+        writers: Who wrote it last, where the folder has all of that work; two while one takes it over from the other.
+    """
+
+    address: str
+    writers: tuple[str, ...]
+
+
+def copy_note(folder: Path) -> CopyNote | None:
+    """Read a folder's note; None: it was not worked on for an address.
+
+    Raises:
+        OutputError: It is damaged.
+    """
+    mark = folder / MARK
+    if not mark.is_file():
+        return None
+    try:
+        body = parse_json(read_regular(mark, max_bytes=MOST_TEXT_BYTES))
+        return CopyNote(str(body["address"]), tuple(map(str, body["writers"])))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutputError(f"{mark}: damaged: {error}") from error
+
+
+def has_all(note: CopyNote | None, there: str | None) -> bool:
+    """Check if a folder with a note has all work of the copy that a writer had last; None: of a copy without a mark."""
+    writers = () if note is None else note.writers
+    return bool(writers) if there is None else there in writers
+
+
+def write_copy_note(folder: Path, address: str, *writers: str) -> None:
+    """Replace a folder's note."""
+    atomic_write(folder / MARK, json.dumps({"address": address, "writers": writers}).encode())
+
+
+def writer_of(data: bytes | None) -> str | None:
+    """Return who wrote a copy last, by its mark; None: there is no mark; empty: it is damaged."""
+    if data is None:
+        return None
+    try:
+        return str(parse_json(data)["writer"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 class _Replaced(OSError):

@@ -19,43 +19,31 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import quote
 
-from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, FedsweepError, OutputError, ResourceError, RunError
 from fedsweep.processes import scratch_folder
 from fedsweep.runs.background import BackgroundCall
-from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import LOCK, sole_writer
-from fedsweep.runs.mirror import MARK, Mirror
+from fedsweep.runs.mirror import MARK, Mirror, copy_note, has_all, write_copy_note, writer_of
+from fedsweep.runs.places import WAYS_IN, check_address, check_named, is_address, name_in, stand_for
 from fedsweep.runs.run_folder import CONFIG, PLAN
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 _LOGGER = logging.getLogger("fedsweep")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# What pathlib makes of an address: as a path it would be a folder here.
-_ONE_SLASH = re.compile(r"(s3|gs|gcs|hdfs|viewfs|abfss?|file):/(?!/)")
+# What stays as it is written; blanks and letters with accents, say, go into an address as %20 does.
+_OF_ADDRESSES = "%:/?#[]@!$&'()*+,;=~"
 _EVERY_S = 2.0
 # How long a file system may be silent, which tries again by itself, before it is given up.
 _SILENT_S, _AT_MOST_S = 60.0, 120.0
-_WAYS_IN = (
-    "for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile in ~/.aws say who asks, and"
-    " ?region=NAME or ?endpoint_override=HOST:PORT&scheme=http behind the address where else"
-)
 _MOST_WORDS = 300
 _Place = str | Path | None
 _T = TypeVar("_T")
 # What is kept to the end of this process.
 _BROUGHT = contextlib.ExitStack()
 atexit.register(_BROUGHT.close)
-_SECRETS = ("access_key", "secret", "password", "token", "credential")
-
-
-def is_address(place: object) -> bool:
-    """Return whether a place is an address and no path."""
-    return isinstance(place, str) and _ADDRESS.match(place) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +70,11 @@ class Remote:
         """
         from pyarrow.fs import FileSystem
 
-        parts = urlsplit(address)
-        if "@" in parts.netloc or any(word in key.lower() for key, _ in parse_qsl(parts.query) for word in _SECRETS):
-            raise ConfigError(
-                f"{parts.scheme}://...: the address has a user or password in it; leave it out: {_WAYS_IN}"
-            )
-        if parts.fragment:  # the file system would pass over it, and over the options behind it
-            raise ConfigError(f"{address.partition('?')[0]}: an address ends at its #; write %23 for one in a name")
-        if not parts.path.strip("/"):
-            place, mark, options = address.partition("?")
-            raise ConfigError(f"{address}: it names no folder; write {place.rstrip('/')}/NAME{mark}{options}")
+        check_address(address)
         try:
-            files, base = _patient(lambda: FileSystem.from_uri(address))
+            files, base = _patient(lambda: FileSystem.from_uri(quote(address, safe=_OF_ADDRESSES)))
         except OSError as error:
-            raise ResourceError(f"{address}: cannot be reached: {_reason(error)}; {_WAYS_IN}") from error
+            raise ResourceError(f"{address}: cannot be reached: {_reason(error)}; {WAYS_IN}") from error
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(f"{address}: no folder can have this address: {_reason(error)}") from error
         base = base.rstrip("/")
@@ -139,7 +118,7 @@ class Remote:
         try:
             yield
         except (OSError, ResourceError) as error:
-            way_in = f"; {_WAYS_IN}" if self.files.type_name == "s3" else ""
+            way_in = f"; {WAYS_IN}" if self.files.type_name == "s3" else ""
             raise ResourceError(f"{self.address}: cannot be {act}: {_reason(error)}{way_in}") from error
 
     def write(self, name: str, data: bytes) -> None:
@@ -191,18 +170,20 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     if place is None:
         yield None
         return
-    _check_named(place)
+    check_named(place)
     path = None if isinstance(place, str) and is_address(place) else Path(place).expanduser()
-    note = None if path is None else _note(path)
+    note = None if path is None else copy_note(path)
     if path is not None and note is None:
         yield path
         return
     address = str(place) if note is None else note.address
     remote = Remote.at(address)
     folder = path or remote.here
+    if note is None:
+        stand_for(folder, address)
     if dry:
         is_begun = any(remote.read(name) is not None for name in (PLAN, CONFIG))
-        is_own = _is_own(_note(folder), _writer(remote.read(MARK)))
+        is_own = has_all(copy_note(folder), writer_of(remote.read(MARK)))
         with read_from([address] if is_begun and going_on and not is_own else [folder]) as (there,):
             yield there
         return
@@ -221,19 +202,30 @@ def read_from(places: Iterable[str | Path]) -> Iterator[list[str | Path]]:
     """
     with contextlib.ExitStack() as stack:
         paths: list[str | Path] = []
+        folders: dict[str, Path] = {}  # each address once, as a path that is named twice is one folder
         for place in places:
-            _check_named(place)
+            check_named(place)
             if not isinstance(place, str) or not is_address(place):
                 paths.append(place.expanduser() if isinstance(place, Path) else os.path.expanduser(place))
                 continue
-            remote = Remote.at(place)
-            top = stack.enter_context(scratch_folder())
-            folder = top / (remote.base.rpartition("/")[2] or "run")
-            remote.bring(folder)
-            if not any(folder.iterdir()):
-                raise OutputError(f"{place}: there is nothing at this address")
-            paths.append(folder)
-        yield paths
+            if place not in folders:
+                folders[place] = _fetched(Remote.at(place), stack.enter_context(scratch_folder()))
+            paths.append(folders[place])
+        try:
+            yield paths
+        except FedsweepError as error:
+            for folder in folders.values():
+                name_in(error, folder)
+            raise
+
+
+def _fetched(remote: Remote, top: Path) -> Path:
+    folder = top.resolve() / (remote.base.rpartition("/")[2] or "run")
+    stand_for(folder, remote.address)
+    remote.bring(folder)
+    if not any(folder.iterdir()):
+        raise OutputError(f"{remote.address}: there is nothing at this address")
+    return folder
 
 
 def brought(place: str | Path) -> Path:
@@ -241,19 +233,9 @@ def brought(place: str | Path) -> Path:
     return Path(_BROUGHT.enter_context(read_from([place]))[0])
 
 
-def _check_named(place: object) -> None:
-    if not isinstance(place, str | os.PathLike):
-        raise ConfigError(f"a folder is named by a path or an address, but got {place!r}")
-    if not os.fspath(place):
-        raise ConfigError("a folder's name is empty, as of a variable that is not set; name this folder itself by .")
-    if cut := _ONE_SLASH.match(os.fsdecode(place)):
-        way_out = f"write {cut[1]}://, in Python as a str: pathlib takes a slash away"
-        raise ConfigError(f"{cut[0]}... has one slash where an address has two; {way_out}")
-
-
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
     """Become the one who writes the address; where another was last, the folder becomes what is there."""
-    there = _writer(remote.read(MARK))
+    there = writer_of(remote.read(MARK))
     begun = [name for name in (PLAN, CONFIG) if remote.read(name) is not None]
     if begun and not going_on:
         raise OutputError(
@@ -265,22 +247,22 @@ def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
             f"{MARK} at {remote.address} is damaged, so whose work is there can't be told; remove it, and --resume goes"
             f" on with {folder}, or, where that is gone, with what is at the address"
         )
-    note = _note(folder)
+    note = copy_note(folder)
     writers = None if note is None else note.writers
-    if (begun or there is not None) and not _is_own(note, there):
+    if (begun or there is not None) and not has_all(note, there):
         if writers is None and any(path.name != LOCK for path in folder.iterdir()):
             raise OutputError(
                 f"{folder} is where {remote.address} is worked on, but holds something else; move it away"
             )
         # Nobody's work until all of it is here: where this breaks off it is brought again.
-        _write_note(folder, remote.address)
+        write_copy_note(folder, remote.address)
         remote.bring(folder)
     writer = uuid.uuid4().hex
     if (folder / MARK).is_file():
         # Whether this one's mark or the former is there when the answer is lost, the folder has all of that work.
-        _write_note(folder, remote.address, *([] if there is None else [there]), writer)
+        write_copy_note(folder, remote.address, *([] if there is None else [there]), writer)
     remote.write(MARK, json.dumps({"address": remote.address, "writer": writer}).encode())
-    _write_note(folder, remote.address, writer)
+    write_copy_note(folder, remote.address, writer)
     return writer
 
 
@@ -301,13 +283,21 @@ class _Copies:
         thread.start()
         try:
             yield
+        except FedsweepError as error:
+            if not self._is_begun:
+                name_in(error, self._folder)
+            raise
         finally:
             self._is_over.set()
             thread.join(_AT_MOST_S)
-            if any(path.name not in (MARK, LOCK) for path in self._folder.iterdir()):
+            if self._is_begun:
                 self._end()
             else:
                 self._withdraw()
+
+    @property
+    def _is_begun(self) -> bool:
+        return any(path.name not in (MARK, LOCK) for path in self._folder.iterdir())
 
     def _follow(self) -> None:
         while not self._is_over.wait(_EVERY_S):
@@ -320,7 +310,7 @@ class _Copies:
                 self._has_warned = True
 
     def _copy(self) -> None:
-        writer = _writer(self._remote.read(MARK))
+        writer = writer_of(self._remote.read(MARK))
         if writer != self._writer:
             raise RunError(f"{self._remote.address}: another process writes there now, so nothing is copied any more")
         self._mirror.push()
@@ -344,50 +334,6 @@ class _Copies:
 
 def _cannot(remote: Remote, error: Exception) -> str:
     return f"{remote.address}: cannot be copied to: {_reason(error)}" if isinstance(error, OSError) else str(error)
-
-
-@dataclass(frozen=True)
-class _Note:
-    """A folder's note on its copy.
-
-    Attributes:
-        address: The copy's.
-        writers: Who wrote it last, where the folder has all of that work; two while one takes it over from the other.
-    """
-
-    address: str
-    writers: tuple[str, ...]
-
-
-def _note(folder: Path) -> _Note | None:
-    """Read it; None: the folder was not worked on for an address."""
-    mark = folder / MARK
-    if not mark.is_file():
-        return None
-    try:
-        body = parse_json(read_regular(mark, max_bytes=MOST_TEXT_BYTES))
-        return _Note(str(body["address"]), tuple(map(str, body["writers"])))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OutputError(f"{mark}: damaged: {error}") from error
-
-
-def _is_own(note: _Note | None, there: str | None) -> bool:
-    """Check if a folder with a note has all work of the copy that a writer had last; None: of a copy without a mark."""
-    writers = () if note is None else note.writers
-    return bool(writers) if there is None else there in writers
-
-
-def _write_note(folder: Path, address: str, *writers: str) -> None:
-    atomic_write(folder / MARK, json.dumps({"address": address, "writers": writers}).encode())
-
-
-def _writer(data: bytes | None) -> str | None:
-    if data is None:
-        return None
-    try:
-        return str(parse_json(data)["writer"])
-    except (ValueError, KeyError, TypeError):
-        return ""
 
 
 def _patient(call: Callable[[], _T]) -> _T:

@@ -25,6 +25,7 @@ from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import TAKEN_OVER, TRACKING, atomic_write, read_note
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.mirror import MARK
+from fedsweep.runs.places import is_address, place_name
 from fedsweep.runs.run_folder import BY_SCHEDULER, CONFIG, RunFolder
 from fedsweep.runs.source_log import ALLOW, changed_since
 from fedsweep.runs.sources import Sources, misfit
@@ -201,7 +202,7 @@ def _begin_warm(places: Sequence[Path], prepared: PreparedSweep) -> None:
 
 def not_taken(refused: Mapping[Path, str]) -> str:
     """Return a sentence on runs of other code, one or more, by what changed since."""
-    count, places = len(refused), ", ".join(dict.fromkeys(path.parent.name for path in refused))
+    count, places = len(refused), ", ".join(dict.fromkeys(Path(place_name(run)).parent.name for run in refused))
     whose = "a finished run" if count == 1 else f"{count} finished runs"
     return f"{whose} of the same configuration in {places} not taken over: other code ({next(iter(refused.values()))})"
 
@@ -249,7 +250,8 @@ def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool
             prepared.folder.create(prepared.plan, config_yaml=prepared.config.to_yaml(), overwrite=overwrite)
         for target, run in runs.items():
             _copy(run, target)
-            place = os.path.relpath(run, prepared.folder.path.parent)
+            name = place_name(run)
+            place = name if is_address(name) else os.path.relpath(run, prepared.folder.path.parent)
             atomic_write(target / TAKEN_OVER, f"{json.dumps({'from': place})}\n".encode())
         prepared.rename_finished()
 

@@ -14,6 +14,7 @@ import typer
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, is_interrupted
 from fedsweep.commands.terminal.output import command, is_plain, note
 from fedsweep.errors import ConfigError, DataError
+from fedsweep.runs.places import is_address, place_name
 from fedsweep.tracking.terminal.run_progress import megabytes_text
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def play(config: Config, folder: Path, options: PlayOptions) -> None:
                 launch=Launch(phases=phases, dashboard=options.dashboard, begun=begun, allow_changed_code=changed),
             )
     except KeyboardInterrupt:
-        way_on = command("run", "--resume", folder)
+        way_on = command("run", "--resume", place_name(folder))
         note(_NOT_BEGUN if earlier is not None and earlier == _written_ns(folder) else _after_interrupt(folder, way_on))
         raise typer.Exit(INTERRUPTED) from None
     for text in result.get("remarks", ()):
@@ -143,7 +144,7 @@ def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
         f"{megabytes_text(result['total_bytes'])} MB sent" + ("" if ratio is None else f" (ratio {ratio:.4f})"),
         f"{result['wall_time_s']:.1f} s",
     ]
-    return f"{result['status']}: {', '.join(parts)}; in {folder}; compare: {opened_by}"
+    return f"{result['status']}: {', '.join(parts)}; in {place_name(folder)}; compare: {opened_by}"
 
 
 def _comparison(config: Config, folder: Path) -> str:
@@ -153,4 +154,5 @@ def _comparison(config: Config, folder: Path) -> str:
     uri = resolve_uri(config.tracking.uri, out=folder)
     if uri is not None and sqlite_path(uri) is not None:
         return command("ui", "--uri", uri)
-    return command("compare", folder.parent)
+    place = place_name(folder)
+    return command("compare", place if is_address(place) else folder.parent)

@@ -30,8 +30,9 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
     from fedsweep.commands.terminal.output import command, make_console, note
     from fedsweep.reproduce.formats import print_grid
     from fedsweep.runs.find import find_runs
+    from fedsweep.runs.places import place_name
 
-    grid = made.grid
+    grid, place = made.grid, place_name(made.folder)
     if not quiet:
         print_grid(grid, make_console())
         print()
@@ -40,8 +41,8 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
     for problem in made.problems:
         if problem not in grid.problems:
             note(f"error: {problem}")
-    files = f"{made.folder} ({', '.join(path.name for path in made.files)})"
+    files = f"{place} ({', '.join(path.name for path in made.files)})"
     page = made.folder.with_suffix(".html").name
-    report = f"; report: {command('report', made.folder, '--out', page)}" if find_runs(made.folder) else ""
+    report = f"; report: {command('report', place, '--out', page)}" if find_runs(made.folder) else ""
     print(f"{grid.tally}; in {files}{report}", flush=True)
     return _FAILED if made.problems else 0

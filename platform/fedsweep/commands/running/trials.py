@@ -11,6 +11,7 @@ import typer
 
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, is_interrupted
 from fedsweep.errors import ClusterLost, RunError
+from fedsweep.runs.places import place_name
 
 if TYPE_CHECKING:
     from fedsweep.engine.forecast import Forecast
@@ -129,12 +130,12 @@ def run_trials(
     from fedsweep.tracking.terminal.sweep_progress import make_sweep_progress
 
     if going_on and prepared.is_done:
-        left = len(prepared.left_out)
+        left, place = len(prepared.left_out), place_name(prepared.folder.path)
         note(
-            f"{prepared.folder.path}: its budget has no room for the {left} {called} left; nothing is run, but --set"
+            f"{place}: its budget has no room for the {left} {called} left; nothing is run, but --set"
             " sweep.budget.KEY=VALUE raises it"
             if left
-            else f"{prepared.folder.path}: all {len(prepared.entries)} {called} have finished already; nothing is run"
+            else f"{place}: all {len(prepared.entries)} {called} have finished already; nothing is run"
         )
         return log_rest(prepared)
     progress = make_sweep_progress(prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted)
@@ -156,10 +157,14 @@ def way_on_told(folder: SweepFolder, word: str, *, what: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if folder.has_plan:
-            note(f"interrupted; this goes on with it: {command(word, '--resume', '--out', folder.path)}")
+            note(f"interrupted; this goes on with it: {command(word, '--resume', '--out', place_name(folder.path))}")
         else:
             note(f"interrupted before {what} began; nothing was written")
         raise typer.Exit(INTERRUPTED) from None
     except ClusterLost as error:
-        way_on = f"go on with {command(word, '--resume', '--out', folder.path)}" if folder.has_plan else "try again"
+        way_on = (
+            f"go on with {command(word, '--resume', '--out', place_name(folder.path))}"
+            if folder.has_plan
+            else "try again"
+        )
         raise RunError(f"{error}, so no trial can go on by itself; {way_on}") from error
