@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -217,13 +218,46 @@ def test_a_sweep_takes_runs_over_from_an_address(address: str, capsys: pytest.Ca
     assert "0 of 2 trials to run have finished there" in capsys.readouterr().err
 
 
-def test_who_was_overtaken_copies_no_more(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match="another process writes there now"), worked_on(address, going_on=False) as first:
+def test_who_was_overtaken_copies_no_more_and_keeps_its_own_work(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        pytest.raises(RunError, match=r"another process writes there now.*move it away to keep it"),
+        worked_on(address, going_on=False) as first,
+    ):
         (first / "config.yaml").write_text("old")
+        own = first.absolute()
         monkeypatch.chdir(tmp_path)
         with worked_on(address, going_on=True) as second:
             (second / "config.yaml").write_text("new")
+        monkeypatch.chdir(tmp_path / "here")
     assert (tmp_path / "there/study/config.yaml").read_text() == "new"
+    with pytest.raises(OutputError, match=f"another process has written {address}"), worked_on(own, going_on=True):
+        pass
+    assert (own / "config.yaml").read_text() == "old"
+
+
+def test_who_begins_nothing_takes_no_address_away(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as other:
+        with pytest.raises(ConfigError, match="wrong"), worked_on(address, going_on=False):
+            monkeypatch.chdir(tmp_path)
+            folder = other.enter_context(worked_on(address, going_on=False))
+            monkeypatch.chdir(tmp_path / "here")
+            raise ConfigError("wrong")
+        (tmp_path / folder / "config.yaml").write_text("x")
+        monkeypatch.chdir(tmp_path)
+    assert names(tmp_path / "there") == {"config.yaml", MARK}
+
+
+def test_a_mark_that_is_gone_is_nobody_elses_work(address: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=f"{MARK} is gone.*--resume"), worked_on(address, going_on=False) as folder:
+        (folder / "config.yaml").write_text("x")
+        (tmp_path / "there/study" / MARK).unlink()
+    with worked_on(folder, going_on=True):
+        pass
+    assert names(tmp_path / "there") == {"config.yaml", MARK}
 
 
 def test_who_is_refused_at_the_folder_takes_no_address_away(address: str, tmp_path: Path) -> None:

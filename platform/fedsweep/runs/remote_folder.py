@@ -25,7 +25,7 @@ from fedsweep.errors import ConfigError, FedsweepError, OutputError, ResourceErr
 from fedsweep.processes import scratch_folder
 from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.folder_lock import LOCK, sole_writer
-from fedsweep.runs.mirror import MARK, Mirror, copy_note, has_all, write_copy_note, writer_of
+from fedsweep.runs.mirror import MARK, CopyNote, Mirror, copy_note, has_all, write_copy_note, writer_of
 from fedsweep.runs.places import WAYS_IN, check_address, check_named, is_address, name_in, stand_for
 from fedsweep.runs.run_folder import CONFIG, PLAN
 
@@ -181,6 +181,8 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     folder = path or remote.here
     if note is None:
         stand_for(folder, address)
+    else:
+        _check_not_overtaken(note, remote, folder)
     if dry:
         is_begun = any(remote.read(name) is not None for name in (PLAN, CONFIG))
         is_own = has_all(copy_note(folder), writer_of(remote.read(MARK)))
@@ -231,6 +233,16 @@ def _fetched(remote: Remote, top: Path) -> Path:
 def brought(place: str | Path) -> Path:
     """Give a place as a path; an address is brought here for as long as this process lives. Raises as the former."""
     return Path(_BROUGHT.enter_context(read_from([place]))[0])
+
+
+def _check_not_overtaken(note: CopyNote, remote: Remote, folder: Path) -> None:
+    """Refuse a folder that a user names whose work would be replaced by another's."""
+    there = writer_of(remote.read(MARK))
+    if note.writers and there and not has_all(note, there):
+        raise OutputError(
+            f"another process has written {remote.address} since {folder} did; go on with what is there by --resume"
+            f" {remote.address}, from another working folder or after moving this one away"
+        )
 
 
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
@@ -312,13 +324,16 @@ class _Copies:
     def _copy(self) -> None:
         writer = writer_of(self._remote.read(MARK))
         if writer != self._writer:
-            raise RunError(f"{self._remote.address}: another process writes there now, so nothing is copied any more")
+            why = "another process writes there now" if writer else f"its {MARK} is gone or damaged"
+            error = RunError if writer else ResourceError
+            raise error(f"{self._remote.address}: {why}, so nothing is copied any more")
         self._mirror.push()
 
     def _withdraw(self) -> None:
         """Leave no trace where nothing was begun."""
         with contextlib.suppress(OSError, FedsweepError):
-            self._remote.files.delete_file(f"{self._remote.base}/{MARK}")
+            if writer_of(self._remote.read(MARK)) == self._writer:  # or another has begun there meanwhile
+                self._remote.files.delete_file(f"{self._remote.base}/{MARK}")
         (self._folder / MARK).unlink()
         with contextlib.suppress(OSError):
             self._folder.rmdir()
@@ -327,9 +342,9 @@ class _Copies:
         try:
             _patient(self._copy)
         except (OSError, FedsweepError) as error:
-            raise RunError(
-                f"{_cannot(self._remote, error)}; {self._folder} has everything; --resume with that folder copies it"
-            ) from error
+            overtaken = isinstance(error, RunError)
+            way_out = "move it away to keep it" if overtaken else "--resume with that folder copies it"
+            raise RunError(f"{_cannot(self._remote, error)}; {self._folder} has everything; {way_out}") from error
 
 
 def _cannot(remote: Remote, error: Exception) -> str:
