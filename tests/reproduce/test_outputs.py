@@ -11,7 +11,8 @@ from fedsweep.errors import OutputError
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.formats import as_text
 from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured
-from fedsweep.reproduce.outputs import MEASURED, has_outputs, read_grid, remove_outputs, write_outputs
+from fedsweep.reproduce.outputs import has_outputs, read_grid, remove_outputs, write_outputs
+from fedsweep.runs.run_folder import MEASURED
 
 CELL = {"row": "FedAvg", "column": "even", "standing": "paper"}
 

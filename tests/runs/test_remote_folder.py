@@ -13,7 +13,8 @@ from fedsweep.cli import main
 from fedsweep.errors import ConfigError, OutputError, ResourceError, RunError
 from fedsweep.runs import remote_folder
 from fedsweep.runs.remote_folder import MARK, read_from, worked_on
-from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.run_folder import MEASURED, RunFolder
+from fedsweep.sweeps.sweep_folder import SweepFolder
 
 TINY = """
 name: tiny
@@ -124,6 +125,25 @@ def test_an_address_above_runs_leaves_them_alone(address: str, tmp_path: Path) -
     with worked_on(address, going_on=False) as folder:
         (folder / "config.yaml").write_text("new")
     assert names(tmp_path / "there/study/first") == before
+
+
+def test_no_sweep_begins_above_runs_and_none_over_a_table(address: str, tmp_path: Path) -> None:
+    begin(f"{address}/first")
+    (tmp_path / "there/table").mkdir()
+    (tmp_path / "there/table" / MEASURED).write_text("{}")
+    before = names(tmp_path / "there")
+    for going_on in (False, True):
+        with (
+            pytest.raises(OutputError, match=r"in use already \(first\)"),
+            worked_on(address, going_on=going_on) as folder,
+        ):
+            SweepFolder(folder).check_free(overwrite=going_on)
+    table = f"file://{tmp_path}/there/table"
+    with pytest.raises(OutputError, match="in use already"), worked_on(table, going_on=False):
+        pass
+    with worked_on(table, going_on=True) as folder:
+        assert (folder / MEASURED).is_file()
+    assert names(tmp_path / "there") == before
 
 
 def test_a_run_that_came_to_the_address_otherwise_is_brought(address: str, tmp_path: Path) -> None:

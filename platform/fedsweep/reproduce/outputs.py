@@ -20,11 +20,11 @@ from fedsweep.reproduce.measured.claims import findings
 from fedsweep.reproduce.measured.grid import Grid, GridCell, deviates, lies_within
 from fedsweep.runs.files import atomic_write, read_json
 from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import MEASURED
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURED = "measured.json"
 FIGURES = "figures"
 _FORMAT, _VERSION = "fedsweep table", 1
 # A page that somebody else made must not fill the memory.

@@ -21,13 +21,14 @@ from fedsweep.reproduce.given import NotKept, check_runs_are_kept, runs_begun_wi
 from fedsweep.reproduce.measured.grid import Grid, measured, views_of
 from fedsweep.reproduce.measured.table_kind import table_kind
 from fedsweep.reproduce.origins import with_origins
-from fedsweep.reproduce.outputs import FIGURES, MEASURED, Table, has_outputs, remove_outputs, write_outputs
+from fedsweep.reproduce.outputs import FIGURES, Table, has_outputs, remove_outputs, write_outputs
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, finished_elsewhere, reproduction
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.remote_folder import worked_on
+from fedsweep.runs.run_folder import MEASURED
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.folder_lock import LOCK, sole_writer
 from fedsweep.runs.mirror import MARK, CopyNote, Mirror, copy_note, has_all, write_copy_note, writer_of
 from fedsweep.runs.places import WAYS_IN, check_address, check_named, is_address, name_in, stand_for
-from fedsweep.runs.run_folder import CONFIG, PLAN
+from fedsweep.runs.run_folder import CONFIG, MEASURED, PLAN
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("fedsweep")
 # What stays as it is written; blanks and letters with accents, say, go into an address as %20 does.
 _OF_ADDRESSES = "%:/?#[]@!$&'()*+,;=~"
+# One of these says that there is work at an address.
+_BEGUN = (PLAN, CONFIG, MEASURED)
 _EVERY_S = 2.0
 # How long a file system may be silent, which tries again by itself, before it is given up.
 _SILENT_S, _AT_MOST_S = 60.0, 120.0
@@ -184,7 +186,7 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     else:
         _check_not_overtaken(note, remote, folder)
     if dry:
-        is_begun = any(remote.read(name) is not None for name in (PLAN, CONFIG))
+        is_begun = any(remote.read(name) is not None for name in _BEGUN)
         is_own = has_all(copy_note(folder), writer_of(remote.read(MARK)))
         with read_from([address] if is_begun and going_on and not is_own else [folder]) as (there,):
             yield there
@@ -245,10 +247,24 @@ def _check_not_overtaken(note: CopyNote, remote: Remote, folder: Path) -> None:
         )
 
 
+def runs_there(folder: Path) -> list[str]:
+    """Return where runs lie below the address that a folder is worked on for, sorted; it may not have all of them.
+
+    Raises:
+        ResourceError: It cannot be read.
+    """
+    if (note := copy_note(folder)) is None:
+        return []
+    remote = Remote.at(note.address)
+    with remote._told("read"):
+        names = _patient(remote.mirror(folder).listing)
+    return sorted(name.removesuffix(f"/{CONFIG}") for name in names if name.endswith(f"/{CONFIG}"))
+
+
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
     """Become the one who writes the address; where another was last, the folder becomes what is there."""
     there = writer_of(remote.read(MARK))
-    begun = [name for name in (PLAN, CONFIG) if remote.read(name) is not None]
+    begun = [name for name in _BEGUN if remote.read(name) is not None]
     if begun and not going_on:
         raise OutputError(
             f"{remote.address} is in use already ({', '.join(begun)}); go on with --resume, replace it with"

@@ -33,6 +33,7 @@ CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
 RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
 PLAN = "sweep.json"  # no run's: the folder that has it is a sweep's
+MEASURED = "measured.json"  # nor this: a reproduced table's
 SCENARIO, PICTURES, ROUNDS_CSV, DECISIONS = "scenario.json", "pictures", "rounds.csv", "plan.json"
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 # What these two are left has names that only a run writes.

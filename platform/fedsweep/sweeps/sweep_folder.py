@@ -22,6 +22,7 @@ from fedsweep.fleet.ray_internals import RAY_LOG
 from fedsweep.results.texts import canonical
 from fedsweep.runs.files import TRACKING, write_file
 from fedsweep.runs.find import find_runs
+from fedsweep.runs.remote_folder import runs_there
 from fedsweep.runs.run_folder import CONFIG, PLAN, RunFolder
 from fedsweep.sweeps.budget.study_clock import ELAPSED
 from fedsweep.sweeps.space import Trial
@@ -77,7 +78,8 @@ class SweepFolder:
             return
         if not self.path.is_dir():
             raise OutputError(f"{self.path}: cannot be made a sweep's folder: it is a file")
-        names = [PLAN] if self.has_plan else [run.name for run in find_runs(self.path)[:3]]
+        runs = [] if self.has_plan else [run.name for run in find_runs(self.path)] or runs_there(self.path)
+        names = [PLAN] if self.has_plan else runs[:3]
         if names and not (overwrite and self.has_plan):
             way_out = (
                 "go on with --resume, add to it with --extend, or replace it with --overwrite"
