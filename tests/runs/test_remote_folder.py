@@ -365,3 +365,17 @@ def test_an_address_may_have_blanks_and_letters_with_accents(address: str, tmp_p
     assert (tmp_path / "there/study é/config.yaml").read_text() == "x"
     with read_from([f"{address}%20%C3%A9"]) as (same,):
         assert names(Path(same)) == {"config.yaml"}
+
+
+def test_a_trial_at_an_address_is_its_sweeps_to_log(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = tmp_path / "there/study/0001"
+    trial.mkdir(parents=True)
+    (trial / "config.yaml").write_text(TINY.replace("uri: none", "uri: sqlite:///mlflow.db"))
+    (trial.parent / "sweep.json").write_text("{}")
+    assert main(["sync", f"{address}/0001"]) == 2
+    way_out = f"fedsweep sweep --resume --out {address} logs what MLflow lacks of it"
+    assert capsys.readouterr().err == f"error: {address}/0001: {way_out}\n"
+    assert main(["sync", f"{address}/0001", "--uri", "sqlite:///other.db"]) == 2
+    assert f"{address}/0001 is a sweep's trial" in capsys.readouterr().err

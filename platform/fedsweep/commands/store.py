@@ -72,9 +72,8 @@ def sync(
     """
     from fedsweep.catalog import resolve
     from fedsweep.driver.run import resumable
-    from fedsweep.runs.places import is_address
-    from fedsweep.runs.remote_folder import worked_on
-    from fedsweep.runs.run_folder import PLAN
+    from fedsweep.runs.places import is_address, place_name
+    from fedsweep.runs.remote_folder import sweep_of, worked_on
     from fedsweep.tracking.mlflow_sync import complete, follow_run
 
     if follow and is_address(place):
@@ -83,8 +82,10 @@ def sync(
         folder = where.expanduser().absolute()
         config = resolve(resumable(folder)[0])
         if uri is not None:
-            if (folder.parent / PLAN).exists():
-                raise ConfigError(f"--uri: {folder} is a sweep's trial, which is logged in the sweep's own store alone")
+            if sweep_of(folder) is not None:
+                raise ConfigError(
+                    f"--uri: {place_name(folder)} is a sweep's trial, which is logged in the sweep's own store alone"
+                )
             config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"uri": uri})})
         elif follow and config.tracking.uri != "none":
             raise ConfigError(

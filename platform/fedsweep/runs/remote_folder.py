@@ -16,7 +16,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -259,6 +259,22 @@ def runs_there(folder: Path) -> list[str]:
     with remote._told("read"):
         names = _patient(remote.mirror(folder).listing)
     return sorted(name.removesuffix(f"/{CONFIG}") for name in names if name.endswith(f"/{CONFIG}"))
+
+
+def sweep_of(run: Path) -> str | None:
+    """Return the path or address of the sweep that has a run's folder as a trial's; None: there is none.
+
+    Raises:
+        ResourceError: The address that the folder is worked on for cannot be read.
+    """
+    if (run.parent / PLAN).exists():
+        return str(run.parent)
+    if (note := copy_note(run)) is None:
+        return None
+    remote, (place, mark, options) = Remote.at(note.address), note.address.partition("?")
+    address = f"{place.rstrip('/').rpartition('/')[0]}{mark}{options}"
+    above = replace(remote, address=address, base=remote.base.rpartition("/")[0])
+    return None if above.read(PLAN) is None else address
 
 
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:

@@ -16,13 +16,14 @@ from fedsweep.driver.observers import RunInfo, method_name, run_tags
 from fedsweep.errors import OutputError, ResourceError
 from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.folder_lock import sole_writer
+from fedsweep.runs.places import place_name
+from fedsweep.runs.remote_folder import sweep_of
 from fedsweep.runs.run_folder import (
     CLIENT_ACCURACY,
     CLIENTS,
     CONFIG,
     MODEL,
     PICTURES,
-    PLAN,
     RESULT,
     ROUNDS,
     SCENARIO,
@@ -221,9 +222,9 @@ def complete(folder: Path, config: Config) -> str:
         return "nothing is tracked (tracking.uri is none)"
     if sqlite_path(uri) is not None and is_complete(folder, uri):  # of a server only itself knows what it still has
         return "MLflow has everything of it"
-    if (folder.parent / PLAN).exists():
-        out = shlex.quote(str(folder.parent))
-        raise OutputError(f"{folder}: fedsweep sweep --resume --out {out} logs what MLflow lacks of it")
+    if (sweep := sweep_of(folder)) is not None:
+        way_out = f"fedsweep sweep --resume --out {shlex.quote(sweep)} logs what MLflow lacks of it"
+        raise OutputError(f"{place_name(folder)}: {way_out}")
     with sole_writer(folder):
         sync, status = _sync_of(folder, config, uri), status_in(folder)
         check_store(uri, experiment=config.tracking.experiment)
