@@ -255,6 +255,10 @@ def test_who_was_overtaken_copies_no_more_and_keeps_its_own_work(
     with pytest.raises(OutputError, match=f"another process has written {address}"), worked_on(own, going_on=True):
         pass
     assert (own / "config.yaml").read_text() == "old"
+    (tmp_path / "there/study" / MARK).unlink()
+    with worked_on(own, going_on=True):
+        pass
+    assert (tmp_path / "there/study/config.yaml").read_text() == "old"
 
 
 def test_who_begins_nothing_takes_no_address_away(

@@ -242,8 +242,8 @@ def _check_not_overtaken(note: CopyNote, remote: Remote, folder: Path) -> None:
     there = writer_of(remote.read(MARK))
     if note.writers and there and not has_all(note, there):
         raise OutputError(
-            f"another process has written {remote.address} since {folder} did; go on with what is there by --resume"
-            f" {remote.address}, from another working folder or after moving this one away"
+            f"another process has written {remote.address} since {folder} did; --resume with the address goes on with"
+            f" what is there, and with {folder} once {MARK} is removed there"
         )
 
 
