@@ -267,12 +267,30 @@ def test_who_begins_nothing_takes_no_address_away(
     with contextlib.ExitStack() as other:
         with pytest.raises(ConfigError, match="wrong"), worked_on(address, going_on=False):
             monkeypatch.chdir(tmp_path)
-            folder = other.enter_context(worked_on(address, going_on=False))
+            folder = other.enter_context(worked_on(address, going_on=True))
             monkeypatch.chdir(tmp_path / "here")
             raise ConfigError("wrong")
         (tmp_path / folder / "config.yaml").write_text("x")
         monkeypatch.chdir(tmp_path)
     assert names(tmp_path / "there") == {"config.yaml", MARK}
+
+
+def test_who_comes_second_is_refused_before_the_first_has_copied_anything(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worked_on(address, going_on=False) as folder:
+        folder = folder.absolute()
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(OutputError, match="is in use already"), worked_on(address, going_on=False):
+            pass
+        monkeypatch.chdir(tmp_path / "here")
+        (folder / "config.yaml").write_text("x")
+    assert names(tmp_path / "there") == {"config.yaml", MARK}
+    # A killed one leaves no more than its mark.
+    for path in (folder, tmp_path / "there/study"):
+        (path / "config.yaml").unlink()
+    with worked_on(address, going_on=False):
+        pass
 
 
 def test_a_mark_that_is_gone_is_nobody_elses_work(address: str, tmp_path: Path) -> None:

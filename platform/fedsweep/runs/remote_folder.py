@@ -280,10 +280,11 @@ def sweep_of(run: Path) -> str | None:
 def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
     """Become the one who writes the address; where another was last, the folder becomes what is there."""
     there = writer_of(remote.read(MARK))
-    begun = [name for name in _BEGUN if remote.read(name) is not None]
-    if begun and not going_on:
+    begun, note = [name for name in _BEGUN if remote.read(name) is not None], copy_note(folder)
+    # Whoever has the mark, and is not dead, will copy something soon.
+    if (in_use := begun or ([MARK] if there and not has_all(note, there) else [])) and not going_on:
         raise OutputError(
-            f"{remote.address} is in use already ({', '.join(begun)}); go on with --resume, replace it with"
+            f"{remote.address} is in use already ({', '.join(in_use)}); go on with --resume, replace it with"
             " --overwrite, or choose another --out"
         )
     if there == "":
@@ -291,7 +292,6 @@ def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
             f"{MARK} at {remote.address} is damaged, so whose work is there can't be told; remove it, and --resume goes"
             f" on with {folder}, or, where that is gone, with what is at the address"
         )
-    note = copy_note(folder)
     writers = None if note is None else note.writers
     if (begun or there is not None) and not has_all(note, there):
         if writers is None and any(path.name != LOCK for path in folder.iterdir()):
