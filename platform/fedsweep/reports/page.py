@@ -167,7 +167,7 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
             for run in report.runs
         ],
         commands=[shlex.join(["fedsweep", "run", place_name(run.folder / CONFIG)]) for run in report.runs],
-        sweep_commands=[(path, command_again(path)) for path in report.sweeps],
+        sweep_commands=[(place_name(path), command_again(path)) for path in report.sweeps],
         tables=[(title, Markup(fragment)) for title, fragment in report.tables],
         fedsweep_version=__version__,
     )
