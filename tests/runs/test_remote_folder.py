@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import fedsweep
 from fedsweep.cli import main
 from fedsweep.errors import ConfigError, OutputError, ResourceError, RunError
 from fedsweep.runs import remote_folder
+from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.remote_folder import MARK, read_from, worked_on
 from fedsweep.runs.run_folder import MEASURED, RunFolder
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -242,7 +244,7 @@ def test_who_was_overtaken_copies_no_more_and_keeps_its_own_work(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        pytest.raises(RunError, match=r"another process writes there now.*move it away to keep it"),
+        pytest.raises(RunError, match=r"another process writes there now.*to keep what it has"),
         worked_on(address, going_on=False) as first,
     ):
         (first / "config.yaml").write_text("old")
@@ -293,6 +295,16 @@ def test_who_comes_second_is_refused_before_the_first_has_copied_anything(
         pass
 
 
+def test_a_folder_that_is_gone_takes_nothing_from_its_copy(address: str, tmp_path: Path) -> None:
+    begin(address)
+    before = names(tmp_path / "there")
+    with pytest.raises(RunError, match=f"is gone.*{address}"), worked_on(address, going_on=True) as folder:
+        shutil.rmtree(folder)
+    assert names(tmp_path / "there") == before
+    with worked_on(address, going_on=True) as again:
+        assert names(again) >= before
+
+
 def test_a_mark_that_is_gone_is_nobody_elses_work(address: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"{MARK} is gone.*--resume"), worked_on(address, going_on=False) as folder:
         (folder / "config.yaml").write_text("x")
@@ -326,6 +338,22 @@ def test_what_is_gone_in_the_middle_is_said_at_the_end_and_copied_by_the_next(
     with worked_on(folder, going_on=True):
         pass
     assert names(there) == {"config.yaml", MARK}
+
+
+def test_what_is_large_gets_the_time_that_a_slow_store_takes(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = []
+
+    def wait(call: BackgroundCall[object], *, silent_s: float, at_most_s: float) -> object:
+        patience.append(silent_s)
+        return call._call()
+
+    with worked_on(address, going_on=False) as folder:
+        (folder / "config.yaml").write_text("x")
+        with open(folder / "model.safetensors", "wb") as file:
+            file.truncate(20_000_000)
+        monkeypatch.setattr(remote_folder.Mirror, "push", lambda self: 0)
+        monkeypatch.setattr(BackgroundCall, "wait", wait)
+    assert max(patience) > 60 + 100
 
 
 @pytest.mark.parametrize(
@@ -378,6 +406,9 @@ def test_runs_at_addresses_are_called_by_these_and_each_is_shown_once(address: s
         fedsweep.compare(one, two)
     page = fedsweep.report(one, two, out="page.html", script="beside").read_text()
     assert f"{two}/result.json: not readable" in page and f"fedsweep run {one}/config.yaml" in page
+    (run.path.parent / "sweep.json").write_text("{}")
+    page += fedsweep.report(address, out="page.html", script="beside").read_text()
+    assert f"{address}/sweep.json: not a plan" in page and f"What is in <code>{address}</code> again" in page
     assert "fedsweep-scratch" not in page
 
 

@@ -111,6 +111,10 @@ class Mirror:
                     raise
         return 0
 
+    def bytes_left(self) -> int:
+        """Return how many bytes a :meth:`push` would send now."""
+        return sum(stamp.size for name, stamp in self._local().items() if self._copied.get(name) != stamp)
+
     def listing(self) -> dict[str, int]:
         """Return the sizes of the copy's files by their names, relative with slashes.
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from fedsweep.errors import ConfigError, FedsweepError, OutputError, ResourceError, RunError
+from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError, ResourceError, RunError
 from fedsweep.processes import scratch_folder
 from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.folder_lock import LOCK, sole_writer
@@ -40,6 +40,8 @@ _BEGUN = (PLAN, CONFIG, MEASURED)
 _EVERY_S = 2.0
 # How long a file system may be silent, which tries again by itself, before it is given up.
 _SILENT_S, _AT_MOST_S = 60.0, 120.0
+# At a copy's end it is given as long as this takes beside: what sends a large file says nothing while it does.
+_SLOW_BYTES_S = 200_000
 _MOST_WORDS = 300
 _Place = str | Path | None
 _T = TypeVar("_T")
@@ -333,15 +335,16 @@ class _Copies:
             raise
         finally:
             self._is_over.set()
-            thread.join(_AT_MOST_S)
+            slow_s = self._mirror.bytes_left() / _SLOW_BYTES_S
+            thread.join(_AT_MOST_S + slow_s)
             if self._is_begun:
-                self._end()
+                self._end(slow_s)
             else:
                 self._withdraw()
 
     @property
     def _is_begun(self) -> bool:
-        return any(path.name not in (MARK, LOCK) for path in self._folder.iterdir())
+        return not self._folder.is_dir() or any(path.name not in (MARK, LOCK) for path in self._folder.iterdir())
 
     def _follow(self) -> None:
         while not self._is_over.wait(_EVERY_S):
@@ -354,11 +357,16 @@ class _Copies:
                 self._has_warned = True
 
     def _copy(self) -> None:
-        writer = writer_of(self._remote.read(MARK))
+        writer, address = writer_of(self._remote.read(MARK)), self._remote.address
+        if copy_note(self._folder) is None:  # what is gone here would be removed there
+            raise RunError(f"{self._folder} is gone, so nothing is copied any more; --resume {address} goes on there")
+        if not writer:
+            raise ResourceError(f"{address}: its {MARK} is gone or damaged, so nothing is copied any more")
         if writer != self._writer:
-            why = "another process writes there now" if writer else f"its {MARK} is gone or damaged"
-            error = RunError if writer else ResourceError
-            raise error(f"{self._remote.address}: {why}, so nothing is copied any more")
+            raise RunError(
+                f"{address}: another process writes there now, so nothing is copied any more; move {self._folder} away"
+                " to keep what it has"
+            )
         self._mirror.push()
 
     def _withdraw(self) -> None:
@@ -370,21 +378,21 @@ class _Copies:
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
-    def _end(self) -> None:
+    def _end(self, slow_s: float) -> None:
         try:
-            _patient(self._copy)
-        except (OSError, FedsweepError) as error:
-            overtaken = isinstance(error, RunError)
-            way_out = "move it away to keep it" if overtaken else "--resume with that folder copies it"
-            raise RunError(f"{_cannot(self._remote, error)}; {self._folder} has everything; {way_out}") from error
+            _patient(self._copy, slow_s)
+        except (OSError, InputError) as error:
+            raise RunError(
+                f"{_cannot(self._remote, error)}; {self._folder} has everything; --resume with that folder copies it"
+            ) from error
 
 
 def _cannot(remote: Remote, error: Exception) -> str:
     return f"{remote.address}: cannot be copied to: {_reason(error)}" if isinstance(error, OSError) else str(error)
 
 
-def _patient(call: Callable[[], _T]) -> _T:
-    return BackgroundCall(call).wait(silent_s=_SILENT_S, at_most_s=_AT_MOST_S)
+def _patient(call: Callable[[], _T], slow_s: float = 0.0) -> _T:
+    return BackgroundCall(call).wait(silent_s=_SILENT_S + slow_s, at_most_s=_AT_MOST_S + slow_s)
 
 
 def _reason(error: Exception) -> str:
