@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated
-
-from pydantic import BeforeValidator
+from typing import Annotated, Any
 
 from fedsweep.parameters.ranges import Count
 
@@ -25,4 +23,13 @@ def _whole(size: object) -> object:
     return int(size) if isinstance(size, float) and size.is_integer() else size
 
 
-Bytes = Annotated[Count, BeforeValidator(_whole)]
+class _AsWritten:
+    """Has pydantic, which training does without, read a value before its range is checked."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        return no_info_before_validator_function(_whole, handler(source))
+
+
+Bytes = Annotated[Count, _AsWritten()]
