@@ -334,6 +334,8 @@ def test_a_changed_picture_that_a_table_names_elsewhere_is_read_anew(tmp_path: P
         ("columns=name&label=age", "the column name must hold numbers, but row 2 holds 'b'"),
         ("columns=lists&label=age", "the column lists must hold one value .* but row 1 holds .1. and row 3 .3, 4."),
         ("columns=age&label=lists", "the column lists must hold one value in each row, or lists of one length, but"),
+        ("columns=age&label=box", r"the column box must hold one value .* but row 1 holds \{'x': 1\}"),
+        ("columns=age&label=age2&writer=box", "the column box must hold one value in each row"),
         ("columns=age&label=names", "the column names holds lists of texts; a label is one text"),
         ("columns=age&label=age2&writer=names", "the column names must hold one client in each row, but holds lists"),
     ],
@@ -341,7 +343,7 @@ def test_a_changed_picture_that_a_table_names_elsewhere_is_read_anew(tmp_path: P
 def test_a_table_that_lacks_something_is_said_in_one_line(options: str, said: str, tmp_path: Path) -> None:
     columns = {"age": [1, 2, 3], "age2": [1, 2, 3], "dose": [0.5, None, 0.7], "group": [None, "b", None]}
     columns |= {"rate": [0.5, float("nan"), 1.0], "name": ["1", "b", "c"], "lists": [[1], [2], [3, 4]]}
-    columns |= {"names": [["a"], ["b"], ["c"]]}
+    columns |= {"names": [["a"], ["b"], ["c"]], "box": [{"x": 1}, {"x": 2}, {"x": 1}]}
     datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "rows.parquet"))
     with pytest.raises(DataError, match=said):
         load(f"{tmp_path}?{options}")

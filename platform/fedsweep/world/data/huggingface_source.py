@@ -157,6 +157,11 @@ class Source:
     def values(self, column: str, of: datasets.Dataset) -> NDArray[Any]:
         """Return a column's values [S], or of lists [S, K], of which none may be missing or not finite."""
         filled = self.filled(column, of)
+        if filled and isinstance(filled[0], dict):
+            raise DataError(
+                f"{self.name}: the column {column} must hold one value in each row, or lists of one length, but"
+                f" {self.place(0, of)} holds {str(filled[0])[:50]}"
+            )
         lengths = [len(value) if isinstance(value, list) else None for value in filled]
         if odd := next((row for row, length in enumerate(lengths) if length != lengths[0]), 0):
             raise DataError(
