@@ -1,6 +1,7 @@
 """The Hugging Face door, with the real library and without a network."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,20 @@ def test_a_picture_of_sixteen_bits_is_refused(tmp_path: Path) -> None:
         match=rf"the picture {place}/train/ant/deep.png has more than 8 bits a channel \(mode I;16\); save it with 8",
     ):
         load(place)
+
+
+def test_where_a_folder_lies_is_looked_up_once_however_many_pictures_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, looked_up, real = folder_of_pictures(tmp_path / "mine"), Counter[str](), os.path.realpath
+
+    def counted(path: Any, **options: Any) -> Any:
+        looked_up[os.fspath(path)] += 1
+        return real(path, **options)
+
+    monkeypatch.setattr(os.path, "realpath", counted)
+    assert len(load(place).train_images) == 6
+    assert looked_up[str(place)] < 6 and not [path for path in looked_up if path.endswith(".png")]
 
 
 def test_a_row_without_a_picture_and_a_column_without_any_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gc
 import gzip
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,4 +157,16 @@ def test_a_split_without_rows_for_its_pictures_is_named(tmp_path: Path) -> None:
 def test_a_table_of_pictures_that_can_not_be_read_is_named(tmp_path: Path) -> None:
     write_pictures(tmp_path, table="name,label\n0.png,cat\n1.png,ant\n")
     with pytest.raises(DataError, match=rf"{tmp_path}/train/metadata.csv can't be read \(ValueError: .file_name"):
+        read_folder(tmp_path)
+
+
+def test_a_name_that_is_no_text_is_refused_of_what_is_read_alone(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (2, 2)).save(tmp_path / name / "1.png")
+    odd = os.fsdecode(b"caf\xe9")
+    (tmp_path / f"{odd}.txt").touch()
+    assert read_folder(tmp_path)["train"]["label"][:] == [0, 1]
+    (tmp_path / "cat" / f"{odd}.png").touch()
+    with pytest.raises(DataError, match=r"^hf:mine: the name of '.*cat/caf\\udce9\.png' is not in UTF-8; call it"):
         read_folder(tmp_path)

@@ -44,7 +44,7 @@ def files_of(folder: Path) -> list[str]:
     ``__`` and those of this program's runs are passed over.
 
     Raises:
-        DataError: A link leads nowhere, a name is no text, or folders lie too deep in one another.
+        DataError: A link leads nowhere, or folders lie too deep in one another.
     """
     return sorted(_walk(folder, "", ()))
 
@@ -67,10 +67,6 @@ def _walk(folder: Path, start: str, above: tuple[tuple[int, int], ...]) -> Itera
     if above and _CONFIG in names and names & _OF_RUNS:
         return
     for entry in entries:
-        try:
-            entry.name.encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{entry.path!a}: its name is not in UTF-8; call it otherwise") from None
         if entry.is_dir():
             if not entry.name.startswith("__"):
                 yield from _walk(Path(entry.path), f"{start}{entry.name}/", (*above, place))
@@ -98,7 +94,8 @@ def layout(name: str, paths: Sequence[str], *, as_table: bool) -> tuple[str, Spl
 
     kinds = {path: kind for path in paths if (kind := _table_kind(path)) is not None}
     pictures = [path for path in paths if PurePosixPath(path).suffix.lower() in ImageFolder.EXTENSIONS]
-    labels = [path for path in paths if pictures and PurePosixPath(path).name in label_tables()]
+    tables = label_tables() if pictures else frozenset()
+    labels = [path for path in paths if PurePosixPath(path).name in tables]
     if any(kind == "parquet" and path not in labels for path, kind in kinds.items()) or (as_table and kinds):
         return _tables(name, kinds)
     if not pictures:

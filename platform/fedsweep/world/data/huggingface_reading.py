@@ -37,10 +37,15 @@ def read(name: str, folder: Path, reader: str, splits: Splits) -> dict[str, data
     """
     import datasets as library
 
-    places = {split: [folder.resolve() / path for path in paths] for split, paths in splits.items()}
+    top = folder.resolve()
+    places = {split: [top / path for path in paths] for split, paths in splits.items()}
     with _quiet():
         try:
             for place in (place for own in places.values() for place in own):
+                try:
+                    str(place).encode()
+                except UnicodeEncodeError:
+                    raise DataError(f"{name}: the name of {str(place)!a} is not in UTF-8; call it otherwise") from None
                 if place.name.lower().endswith(_CSV):
                     _check_first_rows(name, place)
             files = {split: _listed(own) for split, own in places.items()}
@@ -157,12 +162,13 @@ def _check_pictures(name: str, places: Sequence[Path], part: datasets.Dataset) -
     """Refuse pictures that a table with labels beside them leaves out."""
     import datasets as library
 
-    tables = [place for place in places if place.name in label_tables()]
+    names = label_tables()
+    tables = [place for place in places if place.name in names]
     columns = [column for column, kind in part.features.items() if isinstance(kind, library.Image)]
     if not tables or not columns:
         return
     labelled = {os.path.normpath(path) for column in columns for path in stored_paths(part, column)}
-    if left := [place for place in places if place not in tables and str(place) not in labelled]:
+    if left := [place for place in places if place.name not in names and str(place) not in labelled]:
         raise DataError(
             f"{name}: {len(left)} pictures stand in no row of {tables[0].name}, the first is {left[0]}; give each a"
             " row, or take them out"
