@@ -14,6 +14,7 @@ from fedsweep.cli import main
 from fedsweep.errors import ConfigError, OutputError, ResourceError, RunError
 from fedsweep.runs import remote_folder
 from fedsweep.runs.background import BackgroundCall
+from fedsweep.runs.places import place_name, stand_for
 from fedsweep.runs.remote_folder import MARK, read_from, worked_on
 from fedsweep.runs.run_folder import MEASURED, RunFolder
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -283,7 +284,8 @@ def test_who_comes_second_is_refused_before_the_first_has_copied_anything(
     with worked_on(address, going_on=False) as folder:
         folder = folder.absolute()
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(OutputError, match="is in use already"), worked_on(address, going_on=False):
+        way_on = "wait for whoever has just begun there, replace it with --overwrite"
+        with pytest.raises(OutputError, match=f"is in use already .*; {way_on}"), worked_on(address, going_on=False):
             pass
         monkeypatch.chdir(tmp_path / "here")
         (folder / "config.yaml").write_text("x")
@@ -405,11 +407,19 @@ def test_runs_at_addresses_are_called_by_these_and_each_is_shown_once(address: s
     with pytest.raises(OutputError, match=f"^{two}/result.json: not readable"):
         fedsweep.compare(one, two)
     page = fedsweep.report(one, two, out="page.html", script="beside").read_text()
-    assert f"{two}/result.json: not readable" in page and f"fedsweep run {one}/config.yaml" in page
+    assert f"{two}/result.json: not readable" in page and f"fedsweep verify {one}<" in page
     (run.path.parent / "sweep.json").write_text("{}")
     page += fedsweep.report(address, out="page.html", script="beside").read_text()
-    assert f"{address}/sweep.json: not a plan" in page and f"What is in <code>{address}</code> again" in page
+    assert f"{address}/sweep.json: not a plan" in page and "again: " not in page
     assert "fedsweep-scratch" not in page
+
+
+def test_a_folder_whose_name_begins_like_one_that_stands_for_an_address_has_its_own(tmp_path: Path) -> None:
+    stand_for(tmp_path / "a", "s3://lab/one?region=x")
+    named = place_name(f"{tmp_path}/a: {tmp_path}/a/b.json; {tmp_path}/a-2, {tmp_path}/a.txt and {tmp_path}/a.")
+    assert named == (
+        f"s3://lab/one?region=x: s3://lab/one/b.json; {tmp_path}/a-2, {tmp_path}/a.txt and s3://lab/one?region=x."
+    )
 
 
 def test_an_address_may_have_blanks_and_letters_with_accents(address: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from fedsweep.results.texts import bytes_text, clean, metric_text, seconds_text
 from fedsweep.results.view import spent_of
 from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.files import atomic_write
-from fedsweep.runs.places import place_name
+from fedsweep.runs.places import is_address, place_name
 from fedsweep.runs.run_folder import CONFIG
 
 if TYPE_CHECKING:
@@ -166,8 +166,8 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
             ", ".join(f"{name} {value}" for name, value in run.versions.items() if name not in versions)
             for run in report.runs
         ],
-        commands=[shlex.join(["fedsweep", "run", place_name(run.folder / CONFIG)]) for run in report.runs],
-        sweep_commands=[(place_name(path), command_again(path)) for path in report.sweeps],
+        commands=[_command_again(run.folder) for run in report.runs],
+        sweep_commands=[(place_name(path), again) for path in report.sweeps if (again := command_again(path))],
         tables=[(title, Markup(fragment)) for title, fragment in report.tables],
         fedsweep_version=__version__,
     )
@@ -178,6 +178,12 @@ def plotly_script() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
+
+
+def _command_again(run: Path) -> str:
+    """Return the command that repeats a run; of one at an address it is verify, which reads configurations there."""
+    place = place_name(run)
+    return shlex.join(["fedsweep", *(("verify", place) if is_address(place) else ("run", str(run / CONFIG)))])
 
 
 def _colour_rules(report: Report) -> list[str]:

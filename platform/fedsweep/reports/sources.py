@@ -22,7 +22,7 @@ from fedsweep.reproduce.reproduction import request_of
 from fedsweep.results.texts import some_of
 from fedsweep.results.view import RunView, load_run, once, runs_below
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.places import place_name
+from fedsweep.runs.places import is_address, place_name
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -160,12 +160,12 @@ def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], lis
     return tables, problems
 
 
-def command_again(folder: Path) -> str:
-    """Return the command that does a sweep, or a table's cells, once more."""
+def command_again(folder: Path) -> str | None:
+    """Return the command that does a sweep, or a table's cells, once more; None: of a sweep at an address."""
     try:
         request = request_of(SweepFolder(folder))
     except InputError:
-        return shlex.join(["fedsweep", "sweep", place_name(folder / CONFIG)])
+        return None if is_address(place_name(folder)) else shlex.join(["fedsweep", "sweep", str(folder / CONFIG)])
     words = ["fedsweep", "reproduce", request.table, "--scale", request.scale]
     for option, value in (("--rows", request.rows), ("--columns", request.columns)):
         words += [option, value] if value is not None else []

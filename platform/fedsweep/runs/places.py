@@ -82,4 +82,5 @@ def name_in(error: FedsweepError, folder: Path) -> None:
 def _by_address(text: str, folder: str) -> str:
     address = _ADDRESSES.get(folder, folder)
     base = address.partition("?")[0].rstrip("/")
-    return text.replace(f"{folder}/", f"{base}/").replace(folder, address)
+    text = text.replace(f"{folder}/", f"{base}/")
+    return re.sub(rf"{re.escape(folder)}(?![\w.-]*[\w-])", lambda _: address, text)  # and no folder of a longer name

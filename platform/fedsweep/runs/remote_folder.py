@@ -285,8 +285,9 @@ def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
     begun, note = [name for name in _BEGUN if remote.read(name) is not None], copy_note(folder)
     # Whoever has the mark, and is not dead, will copy something soon.
     if (in_use := begun or ([MARK] if there and not has_all(note, there) else [])) and not going_on:
+        way_on = "go on with --resume" if begun else "wait for whoever has just begun there"
         raise OutputError(
-            f"{remote.address} is in use already ({', '.join(in_use)}); go on with --resume, replace it with"
+            f"{remote.address} is in use already ({', '.join(in_use)}); {way_on}, replace it with"
             " --overwrite, or choose another --out"
         )
     if there == "":

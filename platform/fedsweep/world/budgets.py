@@ -290,8 +290,8 @@ class TotalBudget(Budget):
     """A budget of the whole run, which it never passes; a planner spends it.
 
     Attributes:
-        total_bytes: Both ways, what goes before round 1 included: a number, or a text such as ``2 GB``; kB, MB, GB and
-            TB are powers of 1000.
+        total_bytes: Both ways, what goes before round 1 included: a number, or, in a configuration, a text such as
+            ``2 GB``; kB, MB, GB and TB are powers of 1000.
         sim_time_s: Virtual seconds.
     """
 

@@ -6,6 +6,7 @@ The library's own errors name no file, and what it leaves out or calls otherwise
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import datasets
 
 _BATCH_ROWS = 1000
+_warn = logging.getLogger("fedsweep").warning
 # Packed otherwise, the library alone can unpack them.
 _CSV = (".csv", ".csv.gz")
 
@@ -159,7 +161,7 @@ def _columns(reader: str, place: Path) -> dict[str, str]:
 
 
 def _check_pictures(name: str, places: Sequence[Path], part: datasets.Dataset) -> None:
-    """Refuse pictures that a table with labels beside them leaves out."""
+    """Warn of pictures that a table with labels beside them leaves out."""
     import datasets as library
 
     names = label_tables()
@@ -169,7 +171,7 @@ def _check_pictures(name: str, places: Sequence[Path], part: datasets.Dataset) -
         return
     labelled = {os.path.normpath(path) for column in columns for path in stored_paths(part, column)}
     if left := [place for place in places if place.name not in names and str(place) not in labelled]:
-        raise DataError(
-            f"{name}: {len(left)} pictures stand in no row of {tables[0].name}, the first is {left[0]}; give each a"
-            " row, or take them out"
+        _warn(
+            f"{name}: pictures that stand in no row of {tables[0].name} are left out, {len(left)} in all; the first is"
+            f" {left[0]}"
         )
