@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -133,6 +134,21 @@ def test_want_of_memory_is_no_bug(error: Exception) -> None:
     said, code = cli.explain(error)
     assert said.startswith("not enough memory (") and "bug" not in said and code == 1
     assert "this is a bug" in cli.explain(RuntimeError("something else"))[0]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_want_of_room_is_neither_a_bug_nor_wrong_input(number: int, tmp_path: Path) -> None:
+    full = OSError(number, os.strerror(number), "/results/r")
+    written = OutputError("/results/r: cannot be written")
+    written.__cause__ = full
+    for error in (full, written):
+        line, code = cli.explain(error)
+        assert line.endswith("; make room there, then give the command again") and "bug" not in line and code == 1
+    store = ResourceError("the store s cannot be used: (sqlite3.OperationalError) database or disk is full")
+    assert cli.explain(store) == (f"{store}; make room there, then give the command again", 1)
+    told = RunError("make room there, then go on with it")
+    told.__cause__ = full
+    assert cli.explain(told) == (str(told), 1)
 
 
 def test_explain_keeps_the_exit_codes_of_the_interface() -> None:

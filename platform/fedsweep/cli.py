@@ -40,7 +40,7 @@ from fedsweep.commands import (
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts, is_interrupted
 from fedsweep.commands.terminal.options import examples
 from fedsweep.commands.terminal.output import lasting_output, note, printable
-from fedsweep.errors import FedsweepError, InputError, RunError, first_line, lacks_memory
+from fedsweep.errors import FedsweepError, InputError, RunError, first_line, lacks_memory, lacks_room
 from fedsweep.papers import COMMANDS
 from fedsweep.processes import check_addresses, check_memory, collect_seldom, keep_freed_memory, look_here_last
 
@@ -194,7 +194,11 @@ def _leave(code: int) -> int:
 
 def explain(error: Exception) -> tuple[str, int]:
     """Return one line on whatever a command raised, and the exit code."""
-    text = _shortened(re.sub(r"\s*\n\s*", " ", str(error).strip()))
+    text = re.sub(r"\s*\n\s*", " ", str(error).strip())
+    if lacks_room(error):  # whatever was to be written: no input was wrong
+        text += "" if "make room" in text else "; make room there, then give the command again"
+        return _shortened(text), 1
+    text = _shortened(text)
     if isinstance(error, InputError):
         return text, 2
     if isinstance(error, RunError):

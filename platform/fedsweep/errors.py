@@ -149,3 +149,14 @@ def lacks_memory(error: Exception) -> bool:
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
         or (isinstance(error, ImportError | RuntimeError) and any(text in str(error) for text in _NO_MEMORY))
     )
+
+
+def lacks_room(error: BaseException | None) -> bool:
+    """Return whether it is a full disk, the user's share of one, or raised from or after that; SQLite's by its text."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "database or disk is full" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from fedsweep.driver.phases import TIMING, Phases
 from fedsweep.driver.plan import Plan
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.engine.forecast import check_first_round
-from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError
+from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError, lacks_room
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.build_world import dataset_of
 from fedsweep.experiment.checks import check_experiment, check_world
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
     from fedsweep.driver.ray_session import RemoteSession
     from fedsweep.fleet.ray_start import ClusterStart
     from fedsweep.world.data.datasets import Dataset
-
-
-# What a disk says that is full, or of which the user has no more.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 Session: TypeAlias = "RunSession | RemoteSession"
@@ -275,7 +270,7 @@ def _told_of_its_end(session: Session, folder: Path, observers: Sequence[Observe
         raise
     except BaseException as error:
         _fail(session, folder, observers, error)
-        if isinstance(error, OutputError) and getattr(error.__cause__, "errno", None) in _FULL:
+        if isinstance(error, OutputError) and lacks_room(error):
             raise RunError(str(error)) from error  # no input was wrong
         raise
 

@@ -135,8 +135,9 @@ def _take(folder: Path, patience_s: float) -> int:
         handle = _open(folder, create=True)
         # Alone at first, then shared with our own. Whoever slips in between finds it shared and gives it back.
         if _try_lock(handle, fcntl.LOCK_EX) and _is_current(handle, folder):
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # on a disk that is full nobody learns who has it
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
             if _try_lock(handle, fcntl.LOCK_SH):
                 return handle
         os.close(handle)
@@ -153,7 +154,7 @@ def _open(folder: Path, *, create: bool) -> int:
         handle = os.open(path, flags, 0o644)
     except OSError as error:
         reason = "it is a link" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
-        raise OutputError(f"{path}: cannot be locked: {reason}; choose another --out") from error
+        raise OutputError(f"{path}: cannot be locked: {reason}; see to that, or choose another --out") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OutputError(f"{path}: cannot be locked: it is no regular file; choose another --out")

@@ -7,7 +7,6 @@ checkpoints as they were. What did not change since (clients' memories, old rows
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import re
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from fedsweep.client.messages import Handle
 from fedsweep.engine.state import RunState
-from fedsweep.errors import ConfigError, DataError, OutputError, RunError
+from fedsweep.errors import ConfigError, DataError, OutputError, RunError, lacks_room
 from fedsweep.records import RoundRecord, State
 from fedsweep.runs.checkpoints.record_codec import pack, unpack
 from fedsweep.runs.checkpoints.state_codec import from_bytes, refuse_constant, to_bytes
@@ -142,7 +141,7 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
-            way_out = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that"
+            way_out = "make room there" if lacks_room(error) else "see to that"
             raise RunError(
                 f"can't write the checkpoint of round {round} to {self._folder}: {error.strerror or error}; the"
                 f" checkpoints before it are as they were: {way_out}, then go on with `fedsweep run --resume"
