@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, is_interrupted
-from fedsweep.errors import ClusterLost, RunError
+from fedsweep.errors import ClusterLost, FedsweepError, RunError, lacks_room
 from fedsweep.runs.places import place_name
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def way_on_told(folder: SweepFolder, word: str, *, what: str) -> Iterator[None]:
 
     Raises:
         typer.Exit: It was interrupted.
-        RunError: The cluster was lost.
+        RunError: The cluster was lost, or a disk is full.
     """
     from fedsweep.commands.terminal.output import command, note
 
@@ -161,10 +161,13 @@ def way_on_told(folder: SweepFolder, word: str, *, what: str) -> Iterator[None]:
         else:
             note(f"interrupted before {what} began; nothing was written")
         raise typer.Exit(INTERRUPTED) from None
-    except ClusterLost as error:
-        way_on = (
-            f"go on with {command(word, '--resume', '--out', place_name(folder.path))}"
-            if folder.has_plan
-            else "try again"
-        )
-        raise RunError(f"{error}, so no trial can go on by itself; {way_on}") from error
+    except Exception as error:
+        place = place_name(folder.path)
+        way_on = f"go on with {command(word, '--resume', '--out', place)}" if folder.has_plan else "try again"
+        if isinstance(error, ClusterLost):
+            raise RunError(f"{error}, so no trial can go on by itself; {way_on}") from error
+        # Tune's own files are there, too: its error is a traceback, or the end of a file that was left empty.
+        if lacks_room(error) or isinstance(error, EOFError):
+            why = error if isinstance(error, FedsweepError) else f"no space is left for {folder.path}, it seems"
+            raise RunError(f"{why}; make room there, then {way_on}") from error
+        raise
