@@ -151,6 +151,19 @@ def test_want_of_room_is_neither_a_bug_nor_wrong_input(number: int, tmp_path: Pa
     assert cli.explain(told) == (str(told), 1)
 
 
+class Mute(Exception):
+    """An error of a user's own that has no text."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+
+def test_an_error_whose_cause_gives_no_text_is_explained() -> None:
+    failed = ClientJobError(client=1, round=2, step=3, reason="Mute")
+    failed.__cause__ = Mute("x")
+    assert cli.explain(failed) == (str(failed), 1)
+
+
 def test_explain_keeps_the_exit_codes_of_the_interface() -> None:
     wrong = [cli.explain(kind("x"))[1] for kind in (ConfigError, DataError, OutputError, ResourceError)]
     failed = [cli.explain(RunError("x"))[1], cli.explain(ClientJobError(client=1, round=2, step=3, reason="x"))[1]]

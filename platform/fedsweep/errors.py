@@ -156,7 +156,8 @@ def lacks_room(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if "database or disk is full" in str(error):
+        # Not by its text, which a class of a user's own may fail to give.
+        if any(isinstance(word, str) and "database or disk is full" in word for word in error.args):
             return True
         error = error.__cause__ or error.__context__
     return False
