@@ -12,9 +12,10 @@ import pytest
 import fedsweep
 from fedsweep.cli import main
 from fedsweep.errors import ConfigError, OutputError, ResourceError, RunError
-from fedsweep.runs import remote_folder
 from fedsweep.runs.background import BackgroundCall
+from fedsweep.runs.mirror import Mirror
 from fedsweep.runs.places import place_name, stand_for
+from fedsweep.runs.remote import Remote
 from fedsweep.runs.remote_folder import MARK, read_from, worked_on
 from fedsweep.runs.run_folder import MEASURED, RunFolder
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -122,7 +123,7 @@ def test_an_address_above_runs_leaves_them_alone(address: str, tmp_path: Path) -
     begin(f"{address}/first")
     before = names(tmp_path / "there")
     with pytest.raises(OutputError, match="no run"), worked_on(address, going_on=True) as folder:
-        remote_folder.Remote.at(address).mirror(folder).push()
+        Remote.at(address).mirror(folder).push()
         raise OutputError("no run")
     assert names(tmp_path / "there") == before
     with worked_on(address, going_on=False) as folder:
@@ -168,16 +169,16 @@ def test_what_breaks_off_while_it_is_brought_is_brought_again(
         (tmp_path / "there/study" / MARK).unlink()
     before = names(tmp_path / "there")
     monkeypatch.chdir(tmp_path)
-    fetch, brought = remote_folder.Mirror._fetch, list[str]()
+    fetch, brought = Mirror._fetch, list[str]()
 
-    def breaking(self: remote_folder.Mirror, name: str) -> None:
+    def breaking(self: Mirror, name: str) -> None:
         if len(brought) == 2:
             raise OSError("connection reset")
         brought.append(name)
         fetch(self, name)
 
     with monkeypatch.context() as patch, pytest.raises(ResourceError, match="connection reset"):
-        patch.setattr(remote_folder.Mirror, "_fetch", breaking)
+        patch.setattr(Mirror, "_fetch", breaking)
         with worked_on(address, going_on=True):
             pass
     with worked_on(address, going_on=True) as folder:
@@ -188,14 +189,14 @@ def test_what_breaks_off_while_it_is_brought_is_brought_again(
 def test_work_here_outlives_a_lost_answer_of_the_store(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = begin(address)
     (folder / "rounds.parquet").write_text("newer")
-    write = remote_folder.Remote.write
+    write = Remote.write
 
-    def losing(self: remote_folder.Remote, name: str, data: bytes) -> None:
+    def losing(self: Remote, name: str, data: bytes) -> None:
         write(self, name, data)
         raise ResourceError("no answer")
 
     with monkeypatch.context() as patch, pytest.raises(ResourceError, match="no answer"):
-        patch.setattr(remote_folder.Remote, "write", losing)
+        patch.setattr(Remote, "write", losing)
         with worked_on(folder, going_on=True):
             pass
     with worked_on(folder, going_on=True):
@@ -224,7 +225,9 @@ def test_a_trial_run_looks_at_what_the_address_has_and_leaves_nothing(
     monkeypatch.chdir(tmp_path / "there")
     with worked_on(address, going_on=True, dry=True) as brought:
         assert names(brought) == before - {MARK}
-    with worked_on(address, going_on=False, dry=True) as new:
+    with pytest.raises(OutputError, match="is in use already"), worked_on(address, going_on=False, dry=True):
+        pass
+    with worked_on(f"{address}-2", going_on=False, dry=True) as new:
         assert not new.exists()
     assert names(tmp_path / "there") == before and not brought.exists()
     with worked_on(address, going_on=True) as elsewhere:
@@ -334,7 +337,7 @@ def test_what_is_gone_in_the_middle_is_said_at_the_end_and_copied_by_the_next(
     there = tmp_path / "there"
     with pytest.raises(RunError, match="has everything"), worked_on(address, going_on=False) as folder:
         (folder / "config.yaml").write_text("x")
-        monkeypatch.setattr(remote_folder.Mirror, "push", lambda self: (_ for _ in ()).throw(OSError("gone")))
+        monkeypatch.setattr(Mirror, "push", lambda self: (_ for _ in ()).throw(OSError("gone")))
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path / "here")
     with worked_on(folder, going_on=True):
@@ -353,7 +356,7 @@ def test_what_is_large_gets_the_time_that_a_slow_store_takes(address: str, monke
         (folder / "config.yaml").write_text("x")
         with open(folder / "model.safetensors", "wb") as file:
             file.truncate(20_000_000)
-        monkeypatch.setattr(remote_folder.Mirror, "push", lambda self: 0)
+        monkeypatch.setattr(Mirror, "push", lambda self: 0)
         monkeypatch.setattr(BackgroundCall, "wait", wait)
     assert max(patience) > 60 + 100
 

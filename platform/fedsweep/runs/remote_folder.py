@@ -8,146 +8,34 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from typing import Any
 
-from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError, ResourceError, RunError
+from fedsweep.errors import FedsweepError, InputError, OutputError, ResourceError, RunError
 from fedsweep.processes import scratch_folder
-from fedsweep.runs.background import BackgroundCall
 from fedsweep.runs.folder_lock import LOCK, sole_writer
-from fedsweep.runs.mirror import MARK, CopyNote, Mirror, copy_note, has_all, write_copy_note, writer_of
-from fedsweep.runs.places import WAYS_IN, check_address, check_named, is_address, name_in, stand_for
+from fedsweep.runs.mirror import MARK, CopyNote, copy_note, has_all, write_copy_note, writer_of
+from fedsweep.runs.places import check_named, is_address, name_in, stand_for
+from fedsweep.runs.remote import AT_MOST_S, Remote, answer_of, short_reason
 from fedsweep.runs.run_folder import CONFIG, MEASURED, PLAN
 
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
-
 _LOGGER = logging.getLogger("fedsweep")
-# What stays as it is written; blanks and letters with accents, say, go into an address as %20 does.
-_OF_ADDRESSES = "%:/?#[]@!$&'()*+,;=~"
 # One of these says that there is work at an address.
 _BEGUN = (PLAN, CONFIG, MEASURED)
 _EVERY_S = 2.0
-# How long a file system may be silent, which tries again by itself, before it is given up.
-_SILENT_S, _AT_MOST_S = 60.0, 120.0
 # At a copy's end it is given as long as this takes beside: what sends a large file says nothing while it does.
 _SLOW_BYTES_S = 200_000
-_MOST_WORDS = 300
 _Place = str | Path | None
-_T = TypeVar("_T")
 # What is kept to the end of this process.
 _BROUGHT = contextlib.ExitStack()
 atexit.register(_BROUGHT.close)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remote:
-    """A folder on another file system.
-
-    Attributes:
-        address: As the user gave it.
-        files: The file system.
-        base: The folder's path there.
-    """
-
-    address: str
-    files: FileSystem
-    base: str
-
-    @classmethod
-    def at(cls, address: str) -> Remote:
-        """Find the file system of an address; nothing is asked of it yet.
-
-        Raises:
-            ConfigError: The address is wrong, or has a password in it.
-            ResourceError: S3 was asked where a bucket is, and did not answer.
-        """
-        from pyarrow.fs import FileSystem
-
-        check_address(address)
-        try:
-            files, base = _patient(lambda: FileSystem.from_uri(quote(address, safe=_OF_ADDRESSES)))
-        except OSError as error:
-            raise ResourceError(f"{address}: cannot be reached: {_reason(error)}; {WAYS_IN}") from error
-        except (ValueError, NotImplementedError) as error:
-            raise ConfigError(f"{address}: no folder can have this address: {_reason(error)}") from error
-        base = base.rstrip("/")
-        # Work is brought into a folder of the last name, and . and .. would be others' folders.
-        if not {"", ".", ".."}.isdisjoint(base.removeprefix("/").split("/")):
-            raise ConfigError(f"{address}: no folder can have this address: write it without //, . and ..")
-        return cls(address=address, files=files, base=base)
-
-    @property
-    def here(self) -> Path:
-        """The folder in which it is worked on: below ``runs``, named by the address."""
-        name = re.sub(r"[^\w.=,-]", "_", self.base.rpartition("/")[2])
-        return Path("runs") / f"{name}-{hashlib.sha256(self.address.encode()).hexdigest()[:8]}"
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file's bytes; None: there is no such file.
-
-        Raises:
-            ResourceError: It cannot be reached, or not be read.
-        """
-        from pyarrow.fs import FileType
-
-        path = f"{self.base}/{name}"
-
-        def read() -> bytes | None:
-            if self.files.get_file_info(path).type != FileType.File:
-                return None
-            with self.files.open_input_stream(path) as stream:
-                data: bytes = stream.read()
-                return data
-
-        with self._told("read"):
-            return _patient(read)
-
-    def mirror(self, folder: Path) -> Mirror:
-        """Return the pair of a folder and this."""
-        return Mirror(folder, self.files, self.base)
-
-    @contextlib.contextmanager
-    def _told(self, act: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ResourceError) as error:
-            way_in = f"; {WAYS_IN}" if self.files.type_name == "s3" else ""
-            raise ResourceError(f"{self.address}: cannot be {act}: {_reason(error)}{way_in}") from error
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file.
-
-        Raises:
-            ResourceError: It cannot.
-        """
-
-        def write() -> None:
-            self.files.create_dir(self.base, recursive=True)
-            self.mirror(Path()).send(name, data)
-
-        with self._told("written"):
-            _patient(write)
-
-    def bring(self, folder: Path) -> None:
-        """Make a folder what this is.
-
-        Raises:
-            ResourceError: It cannot be read.
-        """
-        with self._told("read"):
-            folder.mkdir(parents=True, exist_ok=True)
-            self.mirror(folder).pull()
 
 
 @contextlib.contextmanager
@@ -188,9 +76,9 @@ def worked_on(place: _Place, *, going_on: bool, dry: bool = False) -> Iterator[A
     else:
         _check_not_overtaken(note, remote, folder)
     if dry:
-        is_begun = any(remote.read(name) is not None for name in _BEGUN)
-        is_own = has_all(copy_note(folder), writer_of(remote.read(MARK)))
-        with read_from([address] if is_begun and going_on and not is_own else [folder]) as (there,):
+        own, writer = copy_note(folder), writer_of(remote.read(MARK))
+        is_begun = bool(_begun_at(remote, own, writer, going_on=going_on))
+        with read_from([address] if is_begun and not has_all(own, writer) else [folder]) as (there,):
             yield there
         return
     with sole_writer(folder), _Copies(remote, folder, _claim(remote, folder, going_on=going_on)).following():
@@ -258,8 +146,8 @@ def runs_there(folder: Path) -> list[str]:
     if (note := copy_note(folder)) is None:
         return []
     remote = Remote.at(note.address)
-    with remote._told("read"):
-        names = _patient(remote.mirror(folder).listing)
+    with remote.told("read"):
+        names = answer_of(remote.mirror(folder).listing)
     return sorted(name.removesuffix(f"/{CONFIG}") for name in names if name.endswith(f"/{CONFIG}"))
 
 
@@ -279,10 +167,9 @@ def sweep_of(run: Path) -> str | None:
     return None if above.read(PLAN) is None else address
 
 
-def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
-    """Become the one who writes the address; where another was last, the folder becomes what is there."""
-    there = writer_of(remote.read(MARK))
-    begun, note = [name for name in _BEGUN if remote.read(name) is not None], copy_note(folder)
+def _begun_at(remote: Remote, note: CopyNote | None, there: str | None, *, going_on: bool) -> list[str]:
+    """Return the files that say that work was begun at an address, which is refused where it should be new."""
+    begun = [name for name in _BEGUN if remote.read(name) is not None]
     # Whoever has the mark, and is not dead, will copy something soon.
     if (in_use := begun or ([MARK] if there and not has_all(note, there) else [])) and not going_on:
         way_on = "go on with --resume" if begun else "wait for whoever has just begun there"
@@ -290,6 +177,13 @@ def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
             f"{remote.address} is in use already ({', '.join(in_use)}); {way_on}, replace it with"
             " --overwrite, or choose another --out"
         )
+    return begun
+
+
+def _claim(remote: Remote, folder: Path, *, going_on: bool) -> str:
+    """Become the one who writes the address; where another was last, the folder becomes what is there."""
+    there, note = writer_of(remote.read(MARK)), copy_note(folder)
+    begun = _begun_at(remote, note, there, going_on=going_on)
     if there == "":
         raise OutputError(
             f"{MARK} at {remote.address} is damaged, so whose work is there can't be told; remove it, and --resume goes"
@@ -337,7 +231,7 @@ class _Copies:
         finally:
             self._is_over.set()
             slow_s = self._mirror.bytes_left() / _SLOW_BYTES_S
-            thread.join(_AT_MOST_S + slow_s)
+            thread.join(AT_MOST_S + slow_s)
             if self._is_begun:
                 self._end(slow_s)
             else:
@@ -381,7 +275,7 @@ class _Copies:
 
     def _end(self, slow_s: float) -> None:
         try:
-            _patient(self._copy, slow_s)
+            answer_of(self._copy, slow_s)
         except (OSError, InputError) as error:
             raise RunError(
                 f"{_cannot(self._remote, error)}; {self._folder} has everything; --resume with that folder copies it"
@@ -389,12 +283,4 @@ class _Copies:
 
 
 def _cannot(remote: Remote, error: Exception) -> str:
-    return f"{remote.address}: cannot be copied to: {_reason(error)}" if isinstance(error, OSError) else str(error)
-
-
-def _patient(call: Callable[[], _T], slow_s: float = 0.0) -> _T:
-    return BackgroundCall(call).wait(silent_s=_SILENT_S + slow_s, at_most_s=_AT_MOST_S + slow_s)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MOST_WORDS].rstrip(".")
+    return f"{remote.address}: cannot be copied to: {short_reason(error)}" if isinstance(error, OSError) else str(error)
