@@ -27,7 +27,7 @@ def experiment(method: Any, **options: Any) -> Any:
 
 def gradient(engine: Any, vector: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     leaf = vector.clone().requires_grad_()
-    logits = torch.func.functional_call(engine._model, engine.layout.params(leaf), (inputs,))
+    logits = torch.func.functional_call(engine.tester.model, engine.layout.params(leaf), (inputs,))
     return torch.autograd.grad(F.cross_entropy(logits, targets), leaf)[0]
 
 

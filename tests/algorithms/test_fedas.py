@@ -40,7 +40,7 @@ def test_without_alignment_by_samples_it_is_fedper() -> None:
     engine = local_engine(experiment(PER(), cohort_size=6, rounds=2))
     first = run_rounds(engine, rounds=1)
     second = play_round(engine, first)
-    heads = head_names(engine._model)
+    heads = head_names(engine.tester.model)
     total = sum(update.num_samples for update in second.updates)
     for name, value in engine.layout.views(second.vector).items():
         if name in heads:
@@ -135,7 +135,7 @@ def test_the_body_and_one_value_travel() -> None:
     engine = local_engine(experiment(fedas()))
     row = run_rounds(engine, rounds=1).records[-1]
     sizes = {n: v.numel() for n, v in engine.layout.views(engine.experiment.initial_vector).items()}
-    body = sum(size for name, size in sizes.items() if name not in head_names(engine._model))
+    body = sum(size for name, size in sizes.items() if name not in head_names(engine.tester.model))
     assert (row.values_down, row.values_up) == (3 * body, 3 * (body + 1))
     assert sum(row.aggregation_weights) == pytest.approx(1)
     assert row.extra["personal_accuracy"] > 0

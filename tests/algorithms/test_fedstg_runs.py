@@ -238,7 +238,7 @@ def test_the_first_decision_knows_the_initial_models_accuracy() -> None:
     engine = local_engine(experiment(fedstg(decide_on="test")))
     state = engine.start()
     model = engine.experiment.build_model().eval()
-    accuracy = engine._test.test(engine.experiment.method.evaluation, {}, model, ()).accuracy
+    accuracy = engine.tester._test.test(engine.experiment.method.evaluation, {}, model, ()).accuracy
     assert accuracy > 0
     assert state.components["pacing"] == {"every": False, "count": 0, "best": accuracy}
     assert state.records == ()

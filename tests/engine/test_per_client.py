@@ -110,11 +110,11 @@ def test_one_pass_serves_a_thousand_clients() -> None:
     assert sum(Counted.passes) == 4000
     table = accuracy_table(engine.experiment, [record])
     assert table is not None and table.num_rows == 1000
-    tested = engine._test.test(GlobalModel(), None, engine.experiment.new_model(), ())
+    tested = engine.tester._test.test(GlobalModel(), None, engine.experiment.new_model(), ())
     seconds = []
     for _ in range(5):
         began = time.perf_counter()
-        engine._with_shares(replace(record, extra={}), tested)
+        engine.tester.with_shares(replace(record, extra={}), tested)
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 0.01  # what a thousand clients add to the pass
 

@@ -13,41 +13,32 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
-import numpy as np
 from torch import Tensor
 
 from fedsweep.client.compute_device import start_device
 from fedsweep.client.lanes.grouping import one_by_one_note
 from fedsweep.client.lanes.proof import PROVED_STEPS
-from fedsweep.client.messages import Question, Stepping
-from fedsweep.components.probes import ClientTest, Probe, passes_taken, sent_of
-from fedsweep.engine.aggregation import Aggregator, visible
+from fedsweep.client.messages import Handle, Question, Stepping
+from fedsweep.components.probes import Probe, passes_taken, sent_of
+from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.ahead.spending import BudgetSpender
 from fedsweep.engine.clock import probed_samples, setup_s
 from fedsweep.engine.cost import CostModel, registration_bytes
-from fedsweep.engine.evaluator import EvaluationResult, Evaluator
+from fedsweep.engine.evaluator import RoundTester
 from fedsweep.engine.hubs.round import HubRound
 from fedsweep.engine.ledger import Ledger, whole_values
-from fedsweep.engine.per_client import (
-    client_accuracies,
-    own_accuracies,
-    own_models_question,
-    present_counts,
-    spread,
-    untested,
-)
+from fedsweep.engine.per_client import untested
 from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round
 from fedsweep.engine.round_tools import RoundTools
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import Decision, HubModel, RunState
-from fedsweep.errors import InvariantError, RunError, WorkerLost
+from fedsweep.errors import RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.guard import ask, guarded
-from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, best_of
+from fedsweep.records import Payload, RoundRecord, State, best_of
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import load_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
 _MAX_ATTEMPTS = 5
@@ -71,6 +62,7 @@ class Engine:
         costs: Sizes of messages and FLOPs of work.
         layout: The full model's layout in its vector.
         planner: Plans rounds, where no budget planner chooses their settings.
+        tester: Tests the model after a round.
         spending: Chooses each round's settings within a budget; None without ``planner`` in the configuration.
     """
 
@@ -87,7 +79,6 @@ class Engine:
         self._on_repair = on_repair
         self.notes: list[str] = []
         start_device(experiment.server_device, tf32=experiment.tf32)
-        self._model = experiment.new_model().to(experiment.server_device)
         self.costs = CostModel(experiment)
         self.layout = self.costs.layout
         self.planner = Planner(experiment, self.costs)
@@ -105,12 +96,9 @@ class Engine:
         )
         self.round_class = HubRound if experiment.method.pacing.has_hubs else Round
         self._proves = experiment.lanes is not None and experiment.lanes.proves
-        self._client_test = experiment.method.evaluation.client_test()
         self._rows = RowMaker(experiment, self.costs)
         self.spending = BudgetSpender(experiment) if experiment.options else None
-        world = experiment.world
-        self._test = Evaluator(experiment, world.test_images, world.test_labels, metrics=experiment.metrics)
-        self._validation = None if world.validation is None else Evaluator(experiment, *world.validation)
+        self.tester = RoundTester(experiment)
 
     def _note(self, texts: Sequence[str]) -> None:
         """Tell what workers have to say, each thing once in a run."""
@@ -157,7 +145,7 @@ class Engine:
         asking = {seam: c for seam, c in self.experiment.method.server_components if c.observes_start}
         if asking:
             start = RoundRecord(round=0, timestamp_ms=int(time.time() * 1000), lr=self.experiment.training.schedule(1))
-            record = self._tested(start, vector, components["evaluation"], ())
+            record = self.tester.tested(start, vector, components["evaluation"], ())
             for seam, component in asking.items():
                 components[seam] = ask(component, "observe", components[seam], record, when="before round 1")
 
@@ -166,7 +154,7 @@ class Engine:
     ) -> Mapping[int, Payload]:
         """Ask clients; what they send and compute, forward passes of one sample, is added up."""
         clients = tuple(k for k in range(len(self.experiment.world.profiles)) if any(probe.asks(k) for probe in probes))
-        answers = self._repaired(0, lambda _: self.fleet.measure(Question(clients=clients, probes=probes), vector, {}))
+        answers = self._answers(Question(clients=clients, probes=probes), vector, {})
         taken = {client: passes_taken(answer, probes) for client, answer in answers.items()}
         answers = {client: sent_of(answer, probes) for client, answer in answers.items()}
         probed.update(probed_samples(self.experiment, probes, taken))
@@ -177,6 +165,10 @@ class Engine:
                 ledger.message(client, "down", sent)
             ledger.payload(client, "up", tensors)
         return answers
+
+    def _answers(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        """Ask clients, who are given the server's model [V], until none of their workers is lost."""
+        return self._repaired(question.round, lambda _: self.fleet.measure(question, vector, memories))
 
     @property
     def registration_bytes(self) -> int:
@@ -298,9 +290,9 @@ class Engine:
     ) -> RunState:
         record = rows.row(round, wall_time_s=wall_time_s)
         if tests:
-            record = self._tested(record, round.vector, round.components["evaluation"], round.updates)
-        if tests and self._client_test is not None:
-            record = self._own_models_tested(record, round, self._client_test)
+            record = self.tester.tested(record, round.vector, round.components["evaluation"], round.updates)
+        if tests and self.tester.asks_clients:
+            record = self.tester.clients_tested(record, round.state_after(record), self._answers)
         best = [past.best_accuracy for past in round.state.records[-1:]]
         record = replace(record, best_accuracy=best_of(*best, record.test_accuracy))
         for seam, component in self.experiment.method.having["observe"]:
@@ -310,32 +302,6 @@ class Engine:
         if decision is not None:
             after = replace(after, decisions=(*round.state.decisions, decision))
         return replace(after, notes=tuple(self.notes)) if self.notes else after
-
-    def _tested(
-        self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]
-    ) -> RoundRecord:
-        """Return the row with the tests' figures of the server's model [V]."""
-        began = time.perf_counter()
-        load_vector(self._model, self.layout, vector)
-        evaluation = self.experiment.method.evaluation
-        shown = visible(updates, evaluation)
-        when = f"in round {record.round}" if record.round else "before round 1"
-        owners = self.experiment.test_owners(record.round) if self.experiment.evaluate_per_client else None
-        tested = self._test.test(evaluation, state, self._model, shown, when=when, owners=owners)
-        validation = None
-        if self._validation is not None:
-            validation = self._validation.test(evaluation, state, self._model, shown, when=when).accuracy
-        if self.experiment.evaluate_per_client:
-            record = self._with_shares(record, tested)
-        if tested.figures:
-            record = _with_figures(record, tested.figures)
-        return replace(
-            record,
-            test_accuracy=tested.accuracy,
-            test_loss=tested.loss,
-            validation_accuracy=validation,
-            eval_time_s=time.perf_counter() - began,
-        )
 
     def as_planned(self, state: RunState) -> RunState:
         """Return a state that a shorter run of the same experiment ended with, as this run has it after that round.
@@ -352,48 +318,3 @@ class Engine:
 
     def _due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
-
-    def _with_shares(self, record: RoundRecord, tested: EvaluationResult) -> RoundRecord:
-        """Return the row with how good the tested model is by class and by client."""
-        experiment, figures = self.experiment, {}
-        if tested.task.has_classes:
-            accuracies = tested.class_accuracies(experiment.world.data.num_classes)
-            record = replace(record, class_accuracies=accuracies)
-            figures = spread("class_accuracy", np.array(accuracies))
-        if tested.by_client is None:  # then there are classes
-            present_NC = present_counts(experiment.label_counts_NC, experiment.classes(record.round))
-            scores_N = client_accuracies(accuracies, present_NC)
-        else:
-            scores_N = tested.client_scores(len(experiment.world.profiles))
-            record = replace(record, client_scores=tuple(scores_N.tolist()))
-        name, how = tested.task.leading
-        return _with_figures(record, figures | spread(f"client_{name}", scores_N, mode=how.mode))
-
-    def _own_models_tested(self, record: RoundRecord, round: Round, test: ClientTest) -> RoundRecord:
-        """Return the row with how good the models are that clients themselves would use."""
-        began = time.perf_counter()
-        state = round.state_after(record)
-        question = own_models_question(self.experiment, test, state)
-        answers = self._repaired(record.round, lambda _: self.fleet.measure(question, state.vector, state.memories))
-        accuracies, _ = own_accuracies(answers, question.clients)
-        if self.experiment.evaluate_per_client and state.models:
-            record = _with_figures(record, self._tested_in_full(state.models, state.components["evaluation"]))
-        seconds = record.eval_time_s + time.perf_counter() - began
-        record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
-        return _with_figures(record, spread("personal_accuracy", accuracies))
-
-    def _tested_in_full(self, models: Mapping[int, HubModel], state: State) -> dict[str, float]:
-        """Return the accuracies of clients' own models on the whole test set: mean, deviation, tenths."""
-        accuracies = []
-        for vector in (own.vector for hub, own in models.items() if hub >= 0):
-            load_vector(self._model, self.layout, vector)
-            accuracies.append(self._test.test(self.experiment.method.evaluation, state, self._model, ()).accuracy)
-        return spread("own_accuracy", np.array(accuracies, dtype=float))
-
-
-def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRecord:
-    if clash := sorted(figures.keys() & record.extra.keys()):
-        raise InvariantError(
-            f"{', '.join(clash)} is reported by a component and is also a figure of the evaluation; rename one"
-        )
-    return replace(record, extra={**record.extra, **figures})

@@ -1,22 +1,28 @@
-"""Testing a model: the task's figures and mean loss, the same on every machine of a kind."""
+"""Testing models: the task's figures and mean loss, the same on every machine of a kind; all tests after a round."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.messages import Handle, Question
 from fedsweep.components.evaluation import Evaluation
 from fedsweep.components.metrics import Metric, measured
+from fedsweep.engine.aggregation import visible
+from fedsweep.engine.per_client import client_accuracies, own_accuracies, own_models_question, present_counts, spread
+from fedsweep.engine.state import HubModel, RunState
+from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask, guarded, wrong
-from fedsweep.records import ClientUpdate, State
+from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
 from fedsweep.tasks.base import Task
-from fedsweep.trees import Inputs, as_tensors, each, placed, sample_values, taken, targets_of
+from fedsweep.trees import Inputs, as_tensors, each, load_vector, placed, sample_values, taken, targets_of
 
 # Test sets of up to this many bytes are transformed once.
 _CACHE_BYTES = 512 * 2**20
@@ -171,6 +177,105 @@ class Evaluator:
         if self._metrics:
             figures |= measured(self._metrics, torch.cat(outputs), self._labels, when=when, diverged=diverged)
         return EvaluationResult(task=self._task, tally=tally, loss=loss, figures=figures, by_client=by_client)
+
+
+class RoundTester:
+    """Tests models after a round, and writes their figures into its row.
+
+    Args:
+        experiment: Its world has the test set, and its method says how a model is tested.
+
+    Attributes:
+        model: The model that is tested, into which each round's values are loaded; nobody else changes it.
+        asks_clients: Whether clients test models, too.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment, world = experiment, experiment.world
+        self._evaluation = experiment.method.evaluation
+        self.model = experiment.new_model().to(experiment.server_device)
+        self._test = Evaluator(experiment, world.test_images, world.test_labels, metrics=experiment.metrics)
+        self._validation = None if world.validation is None else Evaluator(experiment, *world.validation)
+        self._client_test = self._evaluation.client_test()
+        self.asks_clients = self._client_test is not None
+
+    def tested(self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]) -> RoundRecord:
+        """Return the row with the tests' figures of the server's model [V]."""
+        began, experiment = time.perf_counter(), self._experiment
+        load_vector(self.model, experiment.layout, vector)
+        shown = visible(updates, self._evaluation)
+        when = f"in round {record.round}" if record.round else "before round 1"
+        owners = experiment.test_owners(record.round) if experiment.evaluate_per_client else None
+        tested = self._test.test(self._evaluation, state, self.model, shown, when=when, owners=owners)
+        validation = None
+        if self._validation is not None:
+            validation = self._validation.test(self._evaluation, state, self.model, shown, when=when).accuracy
+        if experiment.evaluate_per_client:
+            record = self.with_shares(record, tested)
+        if tested.figures:
+            record = _with_figures(record, tested.figures)
+        return replace(
+            record,
+            test_accuracy=tested.accuracy,
+            test_loss=tested.loss,
+            validation_accuracy=validation,
+            eval_time_s=time.perf_counter() - began,
+        )
+
+    def with_shares(self, record: RoundRecord, tested: EvaluationResult) -> RoundRecord:
+        """Return the row with how good the tested model is by class and by client."""
+        experiment, figures = self._experiment, {}
+        if tested.task.has_classes:
+            accuracies = tested.class_accuracies(experiment.world.data.num_classes)
+            record = replace(record, class_accuracies=accuracies)
+            figures = spread("class_accuracy", np.array(accuracies))
+        if tested.by_client is None:  # then there are classes
+            present_NC = present_counts(experiment.label_counts_NC, experiment.classes(record.round))
+            scores_N = client_accuracies(accuracies, present_NC)
+        else:
+            scores_N = tested.client_scores(len(experiment.world.profiles))
+            record = replace(record, client_scores=tuple(scores_N.tolist()))
+        name, how = tested.task.leading
+        return _with_figures(record, figures | spread(f"client_{name}", scores_N, mode=how.mode))
+
+    def clients_tested(
+        self,
+        record: RoundRecord,
+        state: RunState,
+        measure: Callable[[Question, Tensor, Mapping[int, Handle]], Mapping[int, Payload]],
+    ) -> RoundRecord:
+        """Return the row with how good the models are that clients themselves would use.
+
+        Args:
+            record: The row.
+            state: The run's state after the round.
+            measure: Asks clients, as :meth:`~fedsweep.fleet.fleet.Fleet.measure` does.
+        """
+        assert self._client_test is not None
+        began, experiment = time.perf_counter(), self._experiment
+        question = own_models_question(experiment, self._client_test, state)
+        accuracies, _ = own_accuracies(measure(question, state.vector, state.memories), question.clients)
+        if experiment.evaluate_per_client and state.models:
+            record = _with_figures(record, self._tested_in_full(state.models, state.components["evaluation"]))
+        seconds = record.eval_time_s + time.perf_counter() - began
+        record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
+        return _with_figures(record, spread("personal_accuracy", accuracies))
+
+    def _tested_in_full(self, models: Mapping[int, HubModel], state: State) -> dict[str, float]:
+        """Return the accuracies of clients' own models on the whole test set: mean, deviation, tenths."""
+        accuracies = []
+        for vector in (own.vector for hub, own in models.items() if hub >= 0):
+            load_vector(self.model, self._experiment.layout, vector)
+            accuracies.append(self._test.test(self._evaluation, state, self.model, ()).accuracy)
+        return spread("own_accuracy", np.array(accuracies, dtype=float))
+
+
+def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRecord:
+    if clash := sorted(figures.keys() & record.extra.keys()):
+        raise InvariantError(
+            f"{', '.join(clash)} is reported by a component and is also a figure of the evaluation; rename one"
+        )
+    return replace(record, extra={**record.extra, **figures})
 
 
 def _add_by_client(
