@@ -191,14 +191,14 @@ class Own(TableKind):
     sizes: list[int]
     fails: str = ""
 
-    def measure(self, table, cells, *, scale, folder, said):
+    def measure(self, table, cells, *, scale, folder, notify):
         assert folder.is_dir()
         if self.fails == "late":
             (folder / "first").mkdir(exist_ok=True)
             (folder / "first" / "config.yaml").write_text("name: first\\n")
         if self.fails:
             raise ConfigError(self.fails)
-        said(f"{len(cells)} cells of {cells[0].config.training.rounds} rounds, sizes {self.sizes}")
+        notify(f"{len(cells)} cells of {cells[0].config.training.rounds} rounds, sizes {self.sizes}")
 
         def one(group):
             place = {"row": group[0].row, "column": group[0].column}

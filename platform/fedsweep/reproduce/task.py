@@ -233,7 +233,7 @@ class Task:
                 reproduction.cells,
                 scale=reproduction.request.scale,
                 folder=folder.path,
-                said=notify,
+                notify=notify,
             )
         except InputError:
             if not self.going_on and not find_runs(folder.path):  # or --resume could not go on with finished ones

@@ -61,7 +61,7 @@ def _no_pictures_unless_asked(request: pytest.FixtureRequest, monkeypatch: pytes
 
 def run(asked: TableFile, out: Path, *, scale: str = "full") -> Grid:
     cells = cells_of(asked, scale)
-    return table_kind(asked).measure(asked, cells, scale=scale, folder=out, said=lambda text: None)
+    return table_kind(asked).measure(asked, cells, scale=scale, folder=out, notify=lambda text: None)
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:

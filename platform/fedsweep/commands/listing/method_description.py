@@ -94,8 +94,8 @@ def method_facts(name: str) -> MethodFacts:
         sends=tuple(_sends(card, method)),
         needs=tuple(_needs(card, method)),
         parameters=describe(builder),
-        equations=tuple(dict.fromkeys(text for doc in docs for text in _said(doc, "Source"))),
-        differs=tuple(dict.fromkeys([*(text for doc in docs for text in _said(doc, "Reading")), *card.differs])),
+        equations=tuple(dict.fromkeys(text for doc in docs for text in _texts_after(doc, "Source"))),
+        differs=tuple(dict.fromkeys([*(text for doc in docs for text in _texts_after(doc, "Reading")), *card.differs])),
         limits=tuple(limit_text(limit) for limit in card.limits),
         refuses=refused_merges(method),
         live=card.live,
@@ -221,10 +221,10 @@ def _needs(card: Card, method: FederatedMethod) -> Iterator[str]:
 def _source(builder: Callable[..., Any], method: FederatedMethod) -> str:
     """Return the builder's module's; what the method itself names where that has none."""
     module = sys.modules.get(builder.__module__) or importlib.import_module(builder.__module__)
-    return " ".join(_said(inspect.getdoc(module) or "", "Source")) or method.source
+    return " ".join(_texts_after(inspect.getdoc(module) or "", "Source")) or method.source
 
 
-def _said(docstring: str, word: str) -> list[str]:
+def _texts_after(docstring: str, word: str) -> list[str]:
     """Return the texts after ``Source:`` or ``Reading:`` in a docstring, each without the next one's."""
     texts = re.findall(rf"\b{word}: (.*?)(?=\s+(?:Source|Reading):|\n\s*\n|\Z)", docstring, flags=re.DOTALL)
     return [" ".join(text.split()).replace("``", "`") for text in texts]

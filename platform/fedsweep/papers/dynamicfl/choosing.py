@@ -80,7 +80,7 @@ class GroupTable(TableKind):
         return self.methods.get(row, row) if isinstance(self.methods, dict) else row
 
     def measure(
-        self, table: TableFile, cells: Sequence[Cell], *, scale: str, folder: Path, said: Callable[[str], None]
+        self, table: TableFile, cells: Sequence[Cell], *, scale: str, folder: Path, notify: Callable[[str], None]
     ) -> Grid:
         self._check(table, cells)
         most, total_s = _SCALES.get(scale, (self.instances, None))
@@ -100,7 +100,7 @@ class GroupTable(TableKind):
                 chosen, why = self._choices(cell, problems, active=active, total_s=total_s)
                 choices += chosen
                 notes += [f"{cell.row}, {cell.column}, {active} active: {why}"] if why else []
-            said(f"{cell.label}, seed {cell.seed}: {time.perf_counter() - began:.1f} s")
+            notify(f"{cell.label}, seed {cell.seed}: {time.perf_counter() - began:.1f} s")
         _write_csv(choices, folder / CSV)
         grid = grid_of(table, cells, lambda group: _grid_cell(table, group, choices), scale=scale)
         draw_choices(grid, choices, folder / FIGURES)

@@ -20,7 +20,7 @@ class TableKind(ABC):
 
     @abstractmethod
     def measure(
-        self, table: TableFile, cells: Sequence[Cell], *, scale: str, folder: Path, said: Callable[[str], None]
+        self, table: TableFile, cells: Sequence[Cell], *, scale: str, folder: Path, notify: Callable[[str], None]
     ) -> Grid:
         """Measure all cells; other files to show go into the folder, pictures below ``figures``.
 
@@ -29,7 +29,7 @@ class TableKind(ABC):
             cells: What is to be measured.
             scale: ``smoke``, ``small`` or ``full``.
             folder: The table's, which exists.
-            said: Takes lines on how far it is.
+            notify: Takes lines on how far it is.
 
         Raises:
             InputError: Something is wrong or not there; nothing is computed before all is checked.
