@@ -34,7 +34,7 @@ def network_with_features(model: nn.Module, *, method: str, use: str) -> Network
     if not getattr(model, "has_features", False):
         raise ConfigError(
             f"{method} {use} what a model's head reads, but model {type(model).__name__} has no features and head;"
-            " use a built-in model or give yours the methods features and head"
+            " use a built-in model or give yours the methods features and head, of which its forward must consist"
         )
     return cast(Network, model)
 

@@ -25,8 +25,8 @@ _REFUSES_INPUTS = (ArithmeticError, AssertionError, LookupError, RuntimeError, T
 class UserNetwork(Network):
     """Any module that maps inputs to logits; several inputs it gets by keyword.
 
-    Where it has ``features`` and ``head``, or ``unit_groups``, they are used. Parameters have the prefix ``module.``,
-    as in torch's own wrappers.
+    Where it has ``features`` and ``head`` of which its ``forward`` consists, or ``unit_groups``, they are used.
+    Parameters have the prefix ``module.``, as in torch's own wrappers.
 
     Args:
         module: The user's module.
@@ -100,6 +100,8 @@ def adopt(
         raise ConfigError(f"model {name!r} must not use TorchScript; leave out torch.jit.script and torch.jit.trace")
     network = module if isinstance(module, Network) else UserNetwork(module, shape)
     network.sample = shape.sample
+    if isinstance(network, UserNetwork) and network._is_split:
+        network._is_split = network.has_features = _is_its_parts(network)
     features = try_out(network, name=name, outputs=shape.wanted)
     network.pixels_last = gains_by_pixels_last(network) and _takes_pixels_last(network)
     if isinstance(network, UserNetwork):
@@ -108,6 +110,35 @@ def adopt(
     network.hold_still()
     _check_derived(network, name=name)
     return network
+
+
+def _is_its_parts(network: UserNetwork) -> bool:
+    """Return whether the module's forward is its head after its features, in training, too.
+
+    Where something else is between them, if only a dropout, forward is what its author means to train. A module that
+    has none of its own, or gives more than one tensor, is its parts.
+    """
+    for training in (False, True):
+        whole, parts = (_answer(network, training=training, by_parts=by_parts) for by_parts in (False, True))
+        if isinstance(whole, Tensor) and not (
+            isinstance(parts, Tensor)
+            and (parts.shape, parts.dtype) == (whole.shape, whole.dtype)
+            and torch.allclose(parts, whole, equal_nan=True)
+        ):
+            return False
+    return True
+
+
+def _answer(network: UserNetwork, *, training: bool, by_parts: bool) -> Any:
+    """Return what a copy says of two samples, the same numbers drawn each time; None where it refuses them."""
+    with contextlib.suppress(AttributeError, *_REFUSES_INPUTS), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        tried: Any = copied(network).train(training)
+        inputs: Any = each(_nonzero, network.example(2))
+        torch.manual_seed(0)
+        if by_parts:
+            return tried(inputs)
+        return tried.module(**inputs) if isinstance(inputs, dict) else tried.module(inputs)
+    return None
 
 
 def try_out(network: Network, *, name: str, outputs: tuple[int, ...]) -> Tensor:
