@@ -378,6 +378,18 @@ def test_a_wrong_adapter_is_refused(adapter: dict[str, Any], message: str, tmp_p
         run({**TINY, "model": {"name": "mlp", "adapter": adapter}}, out=tmp_path / "run")
 
 
+def test_what_lies_in_a_layer_that_is_trained_whole_gets_no_lora() -> None:
+    """Its linear layers got one beside their own weights."""
+    blocks = VitTiny(input_shape=(1, 8, 8), num_classes=4, depth=2, width=8, heads=2)
+    trained = trained_params(adapted(blocks, Lora(rank=2, train=("blocks.0",))))
+    assert "blocks.0.fc1.weight" in trained and "blocks.1.fc1.up.weight" in trained
+    assert not [
+        name for name in trained if name.startswith("blocks.0.") and name.endswith((".down.weight", ".up.weight"))
+    ]
+    with pytest.raises(ConfigError, match=r"'blocks\.0\.fc1' is in targets and in train"):
+        adapted(VitTiny(input_shape=(1, 8, 8), num_classes=4), Lora(train=("blocks.0",), targets=("fc1",)))
+
+
 def test_methods_that_leave_out_units_are_refused() -> None:
     method = build_method({"name": "heterofl"})
     with pytest.raises(InputError, match="lists no unit groups"):

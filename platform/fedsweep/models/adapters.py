@@ -92,12 +92,14 @@ class Lora(Adapter):
     def add_to(self, network: Network) -> None:
         """Add the matrices."""
         linear = [path for path, layer in network.named_modules() if type(layer) is nn.Linear]
-        whole = matching(network, self.train, key="model.adapter.train")
+        named = matching(network, self.train, key="model.adapter.train")
+        # A layer that is named is trained with all that is in it.
+        whole = {path for path in linear for above in named if f"{path}.".startswith(f"{above}.")}
         if self.targets is None:
             chosen = [path for path in linear if path not in whole]
         else:
             chosen = matching(network, self.targets, key="model.adapter.targets", among=linear)
-        if both := sorted({*chosen} & {*whole}):
+        if both := sorted({*chosen} & whole):
             raise ConfigError(f"model.adapter: {both[0]!r} is in targets and in train; name it in one of them")
         if not chosen:
             raise ConfigError("model.adapter: the network has no linear layer for lora; use {kind: part, train: [...]}")
