@@ -91,11 +91,13 @@ class AlignedBody(KeepsModel):
         return memory, start
 
     def _aligned(self, body: ParamTree, own: ParamTree, local: LocalClient) -> ParamTree:
+        params = {name: body[name].detach().clone() for name in local.params if name in body}
+        if not params:
+            return params  # the head alone is trained
         device = local.targets.device
         with torch.no_grad():
             features = features_with(local.model, {n: v.to(device) for n, v in own.items()}, local.inputs)
         prototypes = class_means(features, local.targets)
-        params = {name: body[name].detach().clone() for name in local.params if name in body}
         for epoch in range(self.epochs):
             order = torch.randperm(len(local.targets), generator=local.stream.child("align", epoch).torch())
             for start in range(0, len(order), self.batch_size):

@@ -16,6 +16,7 @@ from fedsweep.algorithms.fedas import AlignedBody, FisherTrace, fedas
 from fedsweep.components import LocalClient
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.adapters import Part
 from fedsweep.models.functional import features_with, head_names
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL
@@ -139,6 +140,18 @@ def test_the_body_and_one_value_travel() -> None:
     assert (row.values_down, row.values_up) == (3 * body, 3 * (body + 1))
     assert sum(row.aggregation_weights) == pytest.approx(1)
     assert row.extra["personal_accuracy"] > 0
+
+
+def test_of_a_frozen_body_nothing_travels_but_the_value() -> None:
+    """A linear probe; it failed before round 1."""
+
+    def probe() -> torch.nn.Module:
+        model = network()
+        Part(train=("classifier",)).attach(model)
+        return model
+
+    rows = run_rounds(local_engine(tiny_experiment(fedas(), build=probe, rounds=3))).records
+    assert [(row.values_down, row.values_up) for row in rows] == [(0, 3)] * 3
 
 
 def test_a_network_without_a_head_is_refused() -> None:

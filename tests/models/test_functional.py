@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsweep.models.adapters import Part
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
 from fedsweep.models.network import ModelShape
 from fedsweep.models.networks.chains import Mlp
@@ -57,6 +58,12 @@ def test_a_heads_batch_norm_goes_with_it_and_nothing_is_moved() -> None:
     assert all(torch.equal(value, before[name]) for name, value in values_of(model).items())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_of_features_that_nothing_trained_makes_all_that_is_trained_is_the_head() -> None:
+    probe = build_model("mlp", input_shape=SHAPE, num_classes=3, stream=Stream((0, "init")))
+    Part(train=("classifier",)).attach(probe)
+    assert head_names(probe) == {"classifier.weight", "classifier.bias"}
 
 
 def test_a_network_that_does_not_say_where_its_features_are_has_no_head() -> None:

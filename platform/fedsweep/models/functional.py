@@ -87,7 +87,9 @@ def _unused_by_features(model: Network) -> frozenset[str]:
     # Drawn dropout would move torch's generator.
     with torch.random.fork_rng(devices=[place.device] if place.device.type == "cuda" else []), torch.enable_grad():
         reached = features_with(model, values, cast(Tensor, inputs)).sum()
-        gradients = torch.autograd.grad(reached, list(params.values()), allow_unused=True)
+        # Features of the inputs alone, or of what is frozen, have no gradient.
+        own = list(params.values())
+        gradients = torch.autograd.grad(reached, own, allow_unused=True) if reached.requires_grad else [None] * len(own)
     body = {name for name, gradient in zip(params, gradients, strict=True) if gradient is not None}
     places = {name.rpartition(".")[0] for name in params} - {name.rpartition(".")[0] for name in body}
     buffers = {n for n, b in model.named_buffers() if b.is_floating_point() and n.rpartition(".")[0] in places}
