@@ -10,7 +10,7 @@ from torch import nn
 from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import ModelShape, Network
-from fedsweep.models.registry import MODELS
+from fedsweep.models.registry import MODELS, make_network
 from fedsweep.models.slicing import build_submodel_module
 from fedsweep.models.user_network import adopt
 from fedsweep.streams import Stream
@@ -421,6 +421,12 @@ def test_a_forward_that_does_more_than_features_and_head_is_what_is_trained(name
 
 def test_a_forward_of_features_and_head_has_both(user_module: str) -> None:
     assert build(f"{user_module}:joined").has_features
+
+
+def test_outputs_are_the_tasks_also_where_the_data_have_classes() -> None:
+    shape = ModelShape(input_shape=SHAPE, num_classes=10, outputs=(16,))
+    network = make_network(MODELS["mlp"].builder, "mlp", {}, shape=shape, stream=STREAM)
+    assert network(torch.zeros(2, *SHAPE)).shape == (2, 16)
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,12 @@ SKEW = {"kind": "dirichlet", "dirichlet_alpha": 0.5}
             r"metrics: macro_f1 goes by classes, but the task is Regression, .* \(rmse, mae, r2\)",
         ),
         ({"scenario": {"dataset": "diabetes"}, "model": {"name": "cnn"}}, "needs pictures .* but a sample is"),
+        ({"scenario": {"dataset": "diabetes"}, "model": {"name": "resnet18"}}, "'resnet18' needs pictures .* but a"),
+        ({"model": {"name": "fcn"}}, r"'fcn' must give logits \[2, 10\] for two samples, but gave \[2, 10, 8, 8\]"),
+        (
+            {"model": {"name": "masked_autoencoder"}},
+            r"must give logits \[2, 10\] for two samples, but gave \[2, 2, 64\]",
+        ),
         ({"scenario": {"task": {"kind": "regression"}}}, "data set 'digits': train targets must be floats"),
         (
             {"scenario": {"dataset": "lines", "task": {"kind": "generative"}}},

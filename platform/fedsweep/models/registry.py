@@ -107,11 +107,14 @@ def make_network(
     Raises:
         ConfigError: Where the input's size is wrong, or one's own module does not fit.
     """
+    # The data may have classes beside what is learned; the package's own networks make what the task asks for.
+    is_vector = name in MODELS and len(shape.wanted) == 1
+    num_classes = shape.wanted[0] if is_vector else shape.num_classes
 
     def made() -> object:
         wanted = {"outputs": shape.wanted} if "outputs" in signature_of(builder) else {}
         with _within_memory(name, options):
-            return builder(input_shape=shape.input_shape, num_classes=shape.num_classes, **wanted, **options)
+            return builder(input_shape=shape.input_shape, num_classes=num_classes, **wanted, **options)
 
     with stream.drawn_globally(), torch.device("cpu"):
         if name not in MODELS:
@@ -121,7 +124,7 @@ def make_network(
             raise ConfigError(f"model {name!r} takes one input, but the data set has {', '.join(shape.input_shape)}")
         network = typing.cast(Network, made())
     network.sample = shape.sample
-    if shape.sample is not None or shape.outputs:
+    if shape.sample is not None or shape.outputs or not MODELS[name].classifies:
         try_out(network, name=name, outputs=shape.wanted)
     network.pixels_last = gains_by_pixels_last(network)
     return network

@@ -12,7 +12,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
+from fedsweep.models.network import InputShape, LinearHeadNetwork, image_shape, require_size
 from fedsweep.models.networks.chains import initialise_by_fan_out
 from fedsweep.models.unit_groups import UnitGroup, unit_group
 
@@ -114,7 +114,7 @@ class ResNet18(LinearHeadNetwork):
 
     def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        self.stem = nn.Conv2d(self.input_shape[0], _WIDTHS[0], 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(image_shape("resnet18", self.input_shape)[0], _WIDTHS[0], 3, padding=1, bias=False)
         self.blocks = _block_chain(PreActivationBlock)
         self.norm = nn.GroupNorm(1, _WIDTHS[-1])
         self.relu = nn.ReLU()
