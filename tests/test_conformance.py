@@ -16,11 +16,13 @@ from fedsweep.algorithms.registry import METHODS
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.aggregation import Refinement, Weighting
 from fedsweep.components.base import ComponentReport
+from fedsweep.components.codec import Codec
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Passes
 from fedsweep.components.planning import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, RoundContext, ServerContext, State, SyncContext
+from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import CHECKS, method_conforms
 from fedsweep.trees import ParamTree
@@ -169,6 +171,18 @@ class FirstWins(Weighting):
         return weights, state
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wide(Codec):
+    """Sends the four largest values, and where they lie in eight bytes each."""
+
+    def encode(self, move: Tensor, stream: Stream) -> Payload:
+        places = move.abs().topk(4).indices
+        return {"values": move[places], "places": places}
+
+    def decode(self, message: Payload, size: int) -> Tensor:
+        return torch.zeros(size, dtype=message["values"].dtype).index_copy(0, message["places"], message["values"])
+
+
 def its_params(*, params: int) -> int:
     """A model."""
     return params
@@ -198,10 +212,25 @@ def silent(*, pull: float = 0.5) -> FederatedMethod:
     return FederatedMethod(name="silent", source="")
 
 
+@with_card(Card())
+def needing(*, pull: float) -> FederatedMethod:
+    """A method whose parameter has no default.
+
+    Args:
+        pull: Of no use.
+    """
+    return FederatedMethod(name="needing", source="")
+
+
 WRONG: Mapping[str, tuple[str, Builder, str]] = {
     "no card": ("values", built(None), r"has no card: put @with_card\(Card\(\.\.\.\)\) on it"),
     "a list in a component": ("values", built(Card(), terms=(Loose(),)), "unhashable type"),
     "a silent parameter": ("values", with_card(Card())(silent), r"says nothing of \['pull'\]"),
+    "a parameter without a default": (
+        "values",
+        needing,
+        r":needing: parameters need defaults, but \['pull'\] have none",
+    ),
     "memory of other runs": ("bits", built(Card(), terms=(Shuffles(),)), "a second run gives another model"),
     "a state that can't be kept": (
         "resume",
@@ -262,6 +291,11 @@ def test_a_fault_is_seen_and_named(name: str) -> None:
     check, builder, message = WRONG[name]
     with pytest.raises(AssertionError, match=message):
         method_conforms(builder, checks=[check])
+
+
+def test_a_codec_of_ones_own_may_send_wide_integers() -> None:
+    """They are charged as they are; counted again they were four bytes each."""
+    method_conforms(built(Card(), codec=Wide()), checks=["ledger"])
 
 
 def test_a_method_of_ones_own_conforms() -> None:

@@ -56,7 +56,7 @@ def method_conforms(method: str | Callable[..., FederatedMethod], *, checks: Col
         checks: Names of :data:`CHECKS`; all of them by default.
 
     Raises:
-        AssertionError: It has no card, or fails a check; the message says which and how.
+        AssertionError: It has no card, a parameter has no default, or it fails a check; the message says which and how.
     """
     subject = subject_of(method)
     for name in CHECKS if checks is None else checks:
@@ -89,8 +89,6 @@ def components_are_values(subject: Subject) -> None:
     silent = [row.name for row in describe(subject.builder) if not row.doc]
     _require(not silent, f"the builder's docstring says nothing of {silent}; explain them under Args:")
     _require(bool(inspect.getdoc(subject.builder)), "the builder has no docstring")
-    unlike = [row.name for row in describe(subject.builder) if row.default is None]
-    _require(not unlike, f"parameters need defaults, but {unlike} have none")
 
 
 # -- the same everywhere -----------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class MeasuringFleet(LocalFleet):
             if answer.encoded is None:
                 self.up += self._alive(parts.get(answer.client, FULL_MODEL), answer.vector)
             else:
-                self.up += _bytes(answer.encoded) + _bytes({"rest": answer.vector})
+                self.up += _bytes(answer.encoded, packed_for=self._layout.dtype) + _bytes({"rest": answer.vector})
         # Who kept work of earlier rounds sends what it kept then.
         self.up += BYTES_PER_VALUE * self._layout.num_values * len(set(segment.points[-1].attend) - answered)
         return reply
@@ -179,9 +179,13 @@ class MeasuringFleet(LocalFleet):
         return total
 
 
-def _bytes(tensors: Payload) -> int:
+def _bytes(tensors: Payload, *, packed_for: torch.dtype | None = None) -> int:
+    """Count bytes; a codec's message for a model of some type has other wide types as they are."""
+
+    def width(values: Tensor) -> int:
+        is_whole = packed_for is not None and values.dtype != packed_for
+        return values.element_size() if is_whole else min(4 * (1 + values.is_complex()), values.element_size())
+
     bits = [t for t in tensors.values() if t.dtype == torch.bool]
     values = [t for t in tensors.values() if t.dtype != torch.bool]
-    return sum(-(-t.numel() // 8) for t in bits) + sum(
-        min(4 * (1 + t.is_complex()), t.element_size()) * t.numel() for t in values
-    )
+    return sum(-(-t.numel() // 8) for t in bits) + sum(width(t) * t.numel() for t in values)

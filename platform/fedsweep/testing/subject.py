@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsweep.card import Card, card_of
 from fedsweep.catalog import method_builder
 from fedsweep.components.local import LocalStep, Objective
-from fedsweep.config.signatures import bind
+from fedsweep.config.signatures import bind, describe
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
@@ -170,7 +170,7 @@ def subject_of(method: str | Callable[..., FederatedMethod]) -> Subject:
     """Return a method by its name or its builder; what was worked out of it before is kept.
 
     Raises:
-        AssertionError: It has no card.
+        AssertionError: It has no card, or a parameter without a default.
     """
     return _subject(method_builder(method) if isinstance(method, str) else method)
 
@@ -182,6 +182,10 @@ def _subject(builder: Callable[..., FederatedMethod]) -> Subject:
         raise AssertionError(
             f"{builder.__module__}:{builder.__name__} has no card: put @with_card(Card(...)) on it, see"
             " docs/adding-a-method.md"
+        )
+    if missing := [row.name for row in describe(builder) if row.default is None]:
+        raise AssertionError(
+            f"{builder.__module__}:{builder.__name__}: parameters need defaults, but {missing} have none"
         )
     return Subject(name=builder().name, builder=builder, card=card)
 
