@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -68,6 +69,14 @@ def test_the_file_is_pinned_where_it_lies_is_not_part_of_the_hash(trained: Path,
     load_model(tmp_path / "next")
 
 
+def test_a_file_may_say_nothing_of_itself(trained: Path, tmp_path: Path) -> None:
+    data = (trained / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps({**json.loads(data[8:start]), "__metadata__": None}).encode()
+    (tmp_path / "plain.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data[start:])
+    assert torch.equal(begun_with(tmp_path / "plain.safetensors"), begun_with(trained))
+
+
 def test_without_a_file_nothing_of_it_is_in_the_configuration() -> None:
     assert not {"init_from", "init_sha256"} & resolve(load_config({})).tree()["model"].keys()
 
@@ -87,6 +96,9 @@ def damaged(kind: str, folder: Path, trained: Path) -> Path:
             file.truncate(2**26)
     elif kind == "a folder without model":
         return folder
+    elif kind == "another type":
+        header = b'{"x": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}'
+        path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
     elif kind != "absent":
         changes = {
             "missing": lambda: tensors.pop(first),
@@ -105,6 +117,7 @@ def damaged(kind: str, folder: Path, trained: Path) -> Path:
     [
         ("pickled", "is no file .safetensors; other formats can hold code"),
         ("no safetensors", "is no safetensors file"),
+        ("another type", "holds values of the type 'F4', which can't be read"),
         ("a pipe", "cannot be read"),
         ("huge", "cannot be read as values of model mlp"),
         ("a folder without model", "only a finished run leaves one"),

@@ -277,7 +277,12 @@ def test_a_model_that_is_not_the_results_is_refused(tmp_path: Path) -> None:
         folder.read_model(num_values=100)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80\x04N.", b"\xff" * 64])
+OF_ANOTHER_TYPE = b'{"x": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}'
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80\x04N.", b"\xff" * 64, len(OF_ANOTHER_TYPE).to_bytes(8, "little") + OF_ANOTHER_TYPE + b"\0"]
+)
 def test_a_damaged_model_is_refused(tmp_path: Path, data: bytes) -> None:
     folder = create(tmp_path)
     (folder.path / "model.safetensors").write_bytes(data)

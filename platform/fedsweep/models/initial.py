@@ -97,6 +97,8 @@ def read_weights(
         tensors: Mapping[str, Tensor] = load(data)
     except (SafetensorError, ValueError) as error:
         raise DataError(f"{key}: {file} is no safetensors file: {error}") from error
+    except KeyError as error:
+        raise DataError(f"{key}: {file} holds values of the type {error}, which can't be read") from error
     check_base(data, base, source=f"{key}: {file}")
     return weights_vector(tensors, layout, source=f"{key}: {file}", model=model)
 
@@ -113,7 +115,7 @@ def check_base(data: bytes, base: str | None, *, source: str) -> None:
         DataError: The file names another base.
     """
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    named = header.get("__metadata__", {}).get(BASE)
+    named = (header.get("__metadata__") or {}).get(BASE)
     if named is not None and named != base:
         raise DataError(
             f"{source}: its values were trained on a frozen base with the SHA-256 {named}, but this model's base has"

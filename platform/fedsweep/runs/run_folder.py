@@ -280,7 +280,7 @@ class RunFolder:
             raise OutputError(f"{self.path / MODEL}: its SHA-256 is {digest}, but {RESULT} says {expected}")
         try:
             tensors: dict[str, Tensor] = load(data)
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, KeyError) as error:  # the last: of a type that can't be read
             raise OutputError(f"{self.path / MODEL}: not a safetensors file: {error}") from error
         check_base(data, base, source=str(self.path / MODEL))
         return tensors
