@@ -113,6 +113,21 @@ def tied(*, input_shape, num_classes):
     return Tied(nn.Flatten(), layer, layer, nn.Linear(64, num_classes))
 
 
+class OneActivation(nn.Sequential):
+    def unit_groups(self):
+        return tuple(
+            unit_group(self, name=name, layers=[name], norms=[], consumers=[reader], modules=[module])
+            for name, module, reader in (("1", "2", "3"), ("3", "4", "5"))
+        )
+
+
+def one_activation(*, input_shape, num_classes):
+    relu = nn.ReLU()
+    return OneActivation(
+        nn.Flatten(), nn.Linear(64, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, num_classes)
+    )
+
+
 def tied_without_groups(*, input_shape, num_classes):
     return nn.Sequential(*tied(input_shape=input_shape, num_classes=num_classes))
 
@@ -435,6 +450,7 @@ def test_outputs_are_the_tasks_also_where_the_data_have_classes() -> None:
         ("three_logits", {}, r"must give logits \[2, 4\] for two samples, but gave \[2, 3\]"),
         ("with_features", {}, "must give one tensor of outputs, but gave a tuple"),
         ("tied", {}, "must not tie parameters of a unit group, but 'module.1.weight' and 'module.2.weight' are the"),
+        ("one_activation", {}, "groups '1' and '3' have one module for their activations, 'module.4'; give each a"),
         ("frozen", {}, "must train at least one parameter"),
         ("moving", {}, "the buffer 'module.seen' changes in training, but state_dict leaves it out"),
         ("averaging", {}, "the buffer 'module.seen' changes in training, but state_dict leaves it out"),

@@ -91,7 +91,8 @@ def adopt(
 
     Raises:
         ConfigError: Where it is no module, does not take such inputs, does not give logits ``[B, C]`` and features
-            ``[B, D]``, ties, parametrizes or derives its parameters, or is compiled by TorchScript.
+            ``[B, D]``, ties, parametrizes or derives its parameters, has one activation behind two unit groups, or is
+            compiled by TorchScript.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {name!r} must return a torch.nn.Module, but returned a {type(module).__name__}")
@@ -107,6 +108,7 @@ def adopt(
     if isinstance(network, UserNetwork):
         network._feature_width = features.shape[-1]
     _check_parameters(network, name=name)
+    _check_activations(network, name=name)
     network.hold_still()
     _check_derived(network, name=name)
     return network
@@ -291,6 +293,19 @@ def _check_parameters(network: Network, *, name: str) -> None:
             f"model {name!r} must not make weights of other parameters, as {derived[0]!r} does; remove torch's"
             " weight_norm, spectral_norm or prune, or give the layer a weight of its own"
         )
+
+
+def _check_activations(network: Network, *, name: str) -> None:
+    """Refuse an activation that several groups name: where units are scaled, those of one would be by all factors."""
+    layers = dict(network.named_modules(remove_duplicate=False))
+    first: dict[nn.Module, str] = {}
+    for group in network.unit_groups():
+        for path in group.modules:
+            if path in layers and first.setdefault(layers[path], group.name) != group.name:
+                raise ConfigError(
+                    f"model {name!r}: the unit groups {first[layers[path]]!r} and {group.name!r} have one module for"
+                    f" their activations, {path!r}; give each a module of its own"
+                )
 
 
 def _derives_weights(module: nn.Module) -> bool:
