@@ -362,5 +362,5 @@ def _shown(value: object) -> str:
         return f"a tuple of {len(value)} ({', '.join(_shown(item) for item in value[:3])})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_shown(item)}" for key, item in [*value.items()][:3]) + "}"
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else " ".join(repr(value).split())
     return f"{text[:80]}" if isinstance(value, str) else f"{type(value).__name__} {text[:80]}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsweep.catalog import bind_spec
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.streams import Stream, stream
 from fedsweep.world.availability import (
     AlwaysAvailable,
@@ -130,6 +132,23 @@ def test_draws_come_with_their_probability_and_are_common_to_methods() -> None:
     few = capability(base=0.5).draw(3, capabilities=KINDS, history={}, stream_for=streams(1, 3))
     many = capability(base=0.9).draw(3, capabilities=KINDS, history={}, stream_for=streams(1, 3))
     assert set(few) < set(many)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Availability):
+    answer: Any
+
+    def probability(self, round: int, **_: Any) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [np.full(20, np.nan), np.ones(19), np.full(20, 1.5), np.full(20, -0.1), [1.0] * 20])
+def test_chances_that_are_none_are_refused_with_their_place(answer: Any) -> None:
+    with pytest.raises(InvariantError, match=r"Own\.probability .* from 0 to 1 .* \[20\], but returned .* in round 3"):
+        Own(answer=answer).draw(3, capabilities=KINDS, history={}, stream_for=streams(0, 3))
+    with pytest.raises(InvariantError, match=r"Own\.probability .* \[1\], but returned .* in round 3"):
+        one = answer[:1] if len(answer) == 20 else answer
+        Own(answer=one).is_there(3, client=2, capability=0.8, accuracies=(), stream=streams(0, 3)(2))
 
 
 def test_everybody_is_there_without_an_availability() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,29 @@ def test_only_what_clients_hold_changes_each_by_its_own_client() -> None:
     for client, held in enumerate(plain.indices):
         before, after = plain.data.images[held], turned.data.images[held]
         assert np.array_equal(after, before if client % 2 == 0 else before[:, :, ::-1, ::-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(FeatureSkew):
+    change: Callable[[np.ndarray], Any]
+
+    def of_client(self, images: np.ndarray, client: int, num_clients: int, **_: Any) -> Any:
+        return self.change(images)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda images: images / 255, r"float64 \(10, 1, 16, 16\)"),
+        (lambda images: images[:1], r"uint8 \(1, 1, 16, 16\)"),
+        (lambda images: images[:, :, 1:], r"uint8 \(10, 1, 15, 16\)"),
+        (lambda images: None, r"object \(\)"),
+    ],
+)
+def test_pictures_of_another_type_or_shape_are_refused(change: Callable[[np.ndarray], Any], said: str) -> None:
+    indices = np.split(np.arange(40), 4)
+    with pytest.raises(DataError, match=rf"Own\.of_client .*, uint8 \(10, 1, 16, 16\), but .* {said} for client 0"):
+        Own(change=change).apply(GREY, indices, scale=255.0, stream=stream(0, "skew"))
 
 
 def test_clients_that_share_their_samples_can_have_no_pictures_of_their_own() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
+from fedsweep.guard import wrong
 from fedsweep.parameters.ranges import Checked, Share
 from fedsweep.streams import Stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
@@ -83,7 +84,7 @@ class Availability(Checked, ABC):
             history: See :meth:`probability`.
             stream_for: A client's stream of this round; two methods with the same seed draw the same u_i.
         """
-        chances = self.probability(round, capabilities=capabilities, history=history).tolist()
+        chances = self._chances(round, capabilities, history)
         return tuple(client for client, chance in enumerate(chances) if _is_there(chance, client, stream_for))
 
     def is_there(
@@ -98,8 +99,19 @@ class Availability(Checked, ABC):
             accuracies: See :meth:`probability`; empty before its first training.
             stream: Its stream of this round.
         """
-        chance = self.probability(round, capabilities=np.asarray([capability]), history={0: accuracies})
-        return _is_there(float(chance[0]), client, lambda _: stream)
+        (chance,) = self._chances(round, np.asarray([capability]), {0: accuracies})
+        return _is_there(chance, client, lambda _: stream)
+
+    def _chances(
+        self, round: int, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
+    ) -> list[float]:
+        chances = self.probability(round, capabilities=capabilities, history=history)
+        is_one_each = isinstance(chances, np.ndarray) and chances.shape == capabilities.shape
+        if not is_one_each or not ((chances >= 0) & (chances <= 1)).all():  # NaN is neither: nobody would ever be there
+            must = f"a chance from 0 to 1 for each client, an array [{len(capabilities)}]"
+            raise wrong(self, "probability", must=must, answer=chances, when=f"in round {round}")
+        listed: list[float] = chances.tolist()
+        return listed
 
 
 @dataclass(frozen=True, kw_only=True)

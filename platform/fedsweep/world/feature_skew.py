@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import DataError
+from fedsweep.guard import wrong
 from fedsweep.parameters.ranges import Checked, NotNegative
 from fedsweep.streams import Stream
 
@@ -60,11 +61,19 @@ class FeatureSkew(Checked, ABC):
             indices: Each client's samples; no sample is in two.
             scale: The pixel value that maps to 1.0.
             stream: Each client draws from a child of it.
+
+        Raises:
+            DataError: A client's are of another shape or type, which numpy would spread, or cut to bytes.
         """
         changed = images.copy()
         for client, rows in enumerate(indices):
-            draws = stream.child(client)
-            changed[rows] = self.of_client(images[rows], client, len(indices), scale=scale, stream=draws)
+            own, draws = images[rows], stream.child(client)
+            skewed = self.of_client(own, client, len(indices), scale=scale, stream=draws)
+            kinds = [f"{part.dtype} {part.shape}" for part in (own, np.asarray(skewed))]
+            if kinds[0] != kinds[1]:
+                must = f"pictures as it is given them, {kinds[0]}"
+                raise DataError(str(wrong(self, "of_client", must=must, answer=kinds[1], when=f"for client {client}")))
+            changed[rows] = skewed
         return changed
 
 
