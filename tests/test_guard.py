@@ -355,7 +355,7 @@ def test_parts_of_the_world_are_guarded_as_methods_are() -> None:
         with pytest.raises(InvariantError, match=rf"Gone.draw {HERE} must return a tuple of client ids from 0 to 5"):
             run_rounds(local_engine(experiment))
     with pytest.raises(InvariantError, match=rf"Turning.class_set {HERE} must return a tuple of classes, .* client 0"):
-        RoundClasses(drift=Turning(classes=[0]), seed=0, num_clients=2, round=1)[0]
+        RoundClasses(drift=Turning(classes=[0]), seed=0, num_clients=2, num_classes=4, round=1)[0]
 
 
 def test_a_schedule_is_asked_for_every_round_before_the_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,9 @@ def run_in_halves(one: Experiment, folder: Path) -> None:
 
 
 def test_a_run_writes_the_scenario_that_it_met(tmp_path: Path) -> None:
-    run(experiment(drift=DRIFT, availability=AVAILABILITY), tmp_path / "run")
+    run(experiment(drift=replace(DRIFT, pool="all"), availability=AVAILABILITY), tmp_path / "run")
     trace = ScenarioTrace.from_json((tmp_path / "run" / "scenario.json").read_text())
-    assert (trace.num_rounds, trace.num_clients, trace.num_classes) == (6, 6, 4)
+    assert (trace.num_rounds, trace.num_clients, trace.num_classes, trace.pool) == (6, 6, 4, "all")
     assert len(set(trace.present)) > 1
     assert all(2 <= len(classes) <= 3 for sets in trace.class_sets for classes in sets.values())
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedsweep.catalog import bind_spec
-from fedsweep.errors import ConfigError, DataError
+from fedsweep.errors import ConfigError, DataError, InvariantError
 from fedsweep.streams import Stream, stream
 from fedsweep.world.drift import (
     CosineRotation,
@@ -108,9 +109,24 @@ def test_same_stream_gives_the_same_sets_and_rounds_differ() -> None:
 
 def test_a_rounds_classes_are_those_of_each_clients_own_stream() -> None:
     drift = rotation()
-    found = RoundClasses(drift=drift, seed=3, num_clients=4, round=7)
+    found = RoundClasses(drift=drift, seed=3, num_clients=4, num_classes=10, round=7)
     assert found == {k: drift.class_set(k, 7, drift_stream(k, seed=3)) for k in range(4)}
-    assert found != RoundClasses(drift=drift, seed=4, num_clients=4, round=7)
+    assert found != RoundClasses(drift=drift, seed=4, num_clients=4, num_classes=10, round=7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Drift):
+    classes: tuple[int, ...]
+
+    def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
+        return self.classes
+
+
+@pytest.mark.parametrize("classes", [(3, 10), (-1,), (1, 1, 2), ()])
+def test_what_are_no_classes_of_the_data_set_is_refused_with_its_place(classes: tuple[int, ...]) -> None:
+    drawn = RoundClasses(drift=Fixed(classes=classes), seed=3, num_clients=4, num_classes=10, round=7)
+    with pytest.raises(InvariantError, match=r"Fixed\.class_set .* 0 to 9, each once, but .* client 2 in round 7"):
+        drawn[2]
 
 
 def test_frozen_drift_keeps_the_drawn_set_of_round_one() -> None:
@@ -206,6 +222,14 @@ def test_replayed_drift_gives_the_recorded_sets(tmp_path: Path) -> None:
             assert replay.class_set(client, number, drift_stream(client, seed=9)) == expected
 
 
+def test_a_replay_filters_what_the_recorded_run_did(tmp_path: Path) -> None:
+    trace = replace(recorded(rotation()), pool="all")
+    (tmp_path / "trace.json").write_text(trace.to_json())
+    spec = {"kind": "replay", "file": str(tmp_path / "trace.json")}
+    assert build_drift(spec, num_classes=10, num_rounds=3, num_clients=4).pool == "all"
+    assert build_drift({**spec, "pool": "partition"}, num_classes=10, num_rounds=3, num_clients=4).pool == "partition"
+
+
 def test_client_without_a_recorded_set_has_all_classes() -> None:
     trace = ScenarioTrace(num_clients=2, num_classes=3).with_round((0,), {1: (2, 0)})
     assert trace.classes_of(0, 1) == (0, 1, 2)
@@ -236,7 +260,7 @@ def test_a_wrong_round_of_a_trace_is_named_with_its_file_and_key(tmp_path: Path)
         build_drift(spec, num_classes=10, num_rounds=3, num_clients=4)
 
 
-HEAD = '{"format": "fedsweep-scenario", "version": 1, "num_clients": 2, "num_classes": 3, "rounds": '
+HEAD = '{"format": "fedsweep-scenario", "version": 1, "num_clients": 2, "num_classes": 3, "pool": "all", "rounds": '
 
 
 @pytest.mark.parametrize(
@@ -245,6 +269,7 @@ HEAD = '{"format": "fedsweep-scenario", "version": 1, "num_clients": 2, "num_cla
         ("", "no JSON document"),
         ('{"format": "other", "version": 1}', "format 'fedsweep-scenario'"),
         (HEAD + "3}", "must be a list"),
+        (HEAD.replace("all", "some") + "[]}", "pool in the scenario file must be one of partition, all"),
         (HEAD + '[{"present": [0]}]}', "round 1 must have"),
         (HEAD + '[{"present": [2], "classes": {}}]}', "present must be an integer >= 0 and < 2"),
         (HEAD + '[{"present": [0, 0], "classes": {}}]}', "at most once"),

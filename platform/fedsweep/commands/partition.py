@@ -55,8 +55,11 @@ def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, p
     from fedsweep.world.drift import RoundClasses
 
     assert world.drift is not None  # the caller's condition
+    num_clients, num_classes = counts_NC.shape
     sets = [
-        RoundClasses(drift=world.drift, seed=config.seed, num_clients=len(counts_NC), round=number)
+        RoundClasses(
+            drift=world.drift, seed=config.seed, num_clients=num_clients, num_classes=num_classes, round=number
+        )
         for number in range(1, config.training.rounds + 1)
     ]
     plot_classes(class_shares(counts_NC, sets), path)

@@ -36,7 +36,7 @@ from fedsweep.runs.tables.clients import clients_table
 from fedsweep.runs.tables.per_client import write_client_tables
 from fedsweep.runs.targets import targets_reached
 from fedsweep.trees import constants_sha256
-from fedsweep.world.replay import ScenarioTrace
+from fedsweep.world.replay import Pool, ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.
 _WRITE_EVERY_S = 5.0
@@ -129,9 +129,9 @@ class RunSession:
         self._reported = 0
         self._went_back = self._saved_round = -1
         self._detailed = 0
-        self._trace = ScenarioTrace(
-            num_clients=len(experiment.world.profiles), num_classes=experiment.world.data.num_classes
-        )
+        world = experiment.world
+        pool: Pool = "partition" if world.drift is None else world.drift.pool
+        self._trace = ScenarioTrace(num_clients=len(world.profiles), num_classes=world.data.num_classes, pool=pool)
         self._guard = FolderGuard(settings.folder)
         self._is_over = False
 

@@ -301,10 +301,11 @@ class Experiment:
 
     def classes(self, round: int) -> Mapping[int, tuple[int, ...]]:
         """Return all clients' classes of a round under drift; empty without drift."""
-        drift = self.world.drift
+        world, drift = self.world, self.world.drift
         if drift is None:
             return {}
-        return RoundClasses(drift=drift, seed=self.seed, num_clients=len(self.world.profiles), round=round)
+        num_clients, num_classes = len(world.profiles), world.data.num_classes
+        return RoundClasses(drift=drift, seed=self.seed, num_clients=num_clients, num_classes=num_classes, round=round)
 
     def test_owners(self, round: int) -> np.ndarray | None:
         """Return the world's owners of test samples [T]; under drift those of the classes that they have in a round."""

@@ -19,9 +19,8 @@ from fedsweep.errors import ConfigError
 from fedsweep.guard import wrong
 from fedsweep.parameters.ranges import Checked, Count, NotNegative
 from fedsweep.streams import Stream, stream
-from fedsweep.world.replay import ScenarioTrace, load_trace
+from fedsweep.world.replay import Pool, ScenarioTrace, load_trace
 
-Pool = Literal["partition", "all"]
 WEIGHT_LIFT = 1.1  # w = (cos + 1.1)^2 lies between 0.01 and 4.41: rare classes stay possible
 
 
@@ -130,12 +129,14 @@ class RoundClasses(Mapping[int, tuple[int, ...]]):
         drift: The drift.
         seed: The run's.
         num_clients: N.
+        num_classes: C.
         round: From 1.
     """
 
     drift: Drift
     seed: int
     num_clients: int
+    num_classes: int
     round: int
     _drawn: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -144,11 +145,17 @@ class RoundClasses(Mapping[int, tuple[int, ...]]):
             if not 0 <= client < self.num_clients:
                 raise KeyError(client)
             classes = self.drift.class_set(client, self.round, stream(self.seed, "drift", 0, client))
-            if not isinstance(classes, tuple) or not all(isinstance(c, int | np.integer) for c in classes):
+            if not self._are_classes(classes):
+                must = f"a tuple of classes, some of 0 to {self.num_classes - 1}, each once"
                 when = f"for client {client} in round {self.round}"
-                raise wrong(self.drift, "class_set", must="a tuple of classes", answer=classes, when=when)
+                raise wrong(self.drift, "class_set", must=must, answer=classes, when=when)
             self._drawn[client] = classes
         return self._drawn[client]
+
+    def _are_classes(self, answer: object) -> bool:
+        if not (isinstance(answer, tuple) and answer and all(isinstance(item, int | np.integer) for item in answer)):
+            return False
+        return 0 <= min(answer) and max(answer) < self.num_classes and len(set(answer)) == len(answer)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.num_clients))
@@ -204,7 +211,7 @@ def cosine_rotation(
     )
 
 
-def replay(*, file: str, num_classes: int, num_rounds: int, num_clients: int, pool: Pool = "partition") -> Drift:
+def replay(*, file: str, num_classes: int, num_rounds: int, num_clients: int, pool: Pool | None = None) -> Drift:
     """The class sets of a recorded run.
 
     Args:
@@ -212,12 +219,12 @@ def replay(*, file: str, num_classes: int, num_rounds: int, num_clients: int, po
         num_classes: Classes of the data set.
         num_rounds: Rounds that the run is planned for.
         num_clients: Clients of the run.
-        pool: What the class set filters, the client's own samples or the whole training set.
+        pool: What the class set filters, the client's own samples or the whole training set; null: as in that run.
     """
     trace = load_trace(
         "scenario.drift.file", file, num_rounds=num_rounds, num_classes=num_classes, num_clients=num_clients
     )
-    return ReplayDrift(trace=trace, pool=pool)
+    return ReplayDrift(trace=trace, pool=trace.pool if pool is None else pool)
 
 
 DRIFTS: Mapping[str, Callable[..., Drift]] = {"cosine_rotation": cosine_rotation, "replay": replay}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 from annotated_types import Ge, Lt
 
@@ -18,6 +18,7 @@ from fedsweep.parameters.ranges import Count, check_value
 from fedsweep.world.spec_checks import parse_document, read_text
 
 TRACE_FORMAT = "fedsweep-scenario"
+Pool = Literal["partition", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +28,14 @@ class ScenarioTrace:
     Attributes:
         num_clients: N; ids are below it.
         num_classes: C; classes are below it.
+        pool: What the class sets filter: clients' own samples, or the whole training set.
         present: For each round, the clients that were there, ascending.
         class_sets: For each round, each client's classes, ascending; a client that is not named has all classes.
     """
 
     num_clients: int
     num_classes: int
+    pool: Pool = "partition"
     present: tuple[tuple[int, ...], ...] = ()
     class_sets: tuple[Mapping[int, tuple[int, ...]], ...] = ()
 
@@ -78,6 +81,7 @@ class ScenarioTrace:
             "version": 1,
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,
+            "pool": self.pool,
         }
         return json.dumps(head)[:-1] + ', "rounds": [\n' + ",\n".join(lines) + "\n]}\n"
 
@@ -92,15 +96,16 @@ class ScenarioTrace:
         Raises:
             DataError: The document is damaged, or an id or a class is outside its range.
         """
-        keys = ("num_clients", "num_classes", "rounds")
+        keys = ("num_clients", "num_classes", "pool", "rounds")
         document = parse_document(text, source=source, format=TRACE_FORMAT, keys=keys)
         for key in keys[:2]:
             check_value(f"{key} in {source}", document[key], Count, error=DataError)
+        check_value(f"pool in {source}", document["pool"], Pool, error=DataError)
         num_clients, num_classes = (cast(int, document[key]) for key in keys[:2])
         rounds = document["rounds"]
         if not isinstance(rounds, list):
             raise DataError(f"`rounds` in {source} must be a list; write it anew")
-        trace = cls(num_clients=num_clients, num_classes=num_classes)
+        trace = cls(num_clients=num_clients, num_classes=num_classes, pool=cast(Pool, document["pool"]))
         places = [f"{source}, round {k}" for k in range(1, len(rounds) + 1)]
         parts = [
             trace.with_round(*_round_of(entry, place), source=place)
