@@ -126,6 +126,24 @@ def test_a_user_who_is_listed_twice_is_refused(tmp_path: Path) -> None:
         load_dataset("femnist", root=str(tmp_path), download=False)
 
 
+def test_a_copied_file_is_refused_and_a_user_in_two_files_is_not(tmp_path: Path) -> None:
+    write(tmp_path / "femnist/test", {"f1": [3], "f2": []})
+    write(tmp_path / "femnist/train", {"f1": [3], "f2": []})
+    write(tmp_path / "femnist/train", {"f1": [4], "f2": []}, "b.json")
+    assert load_dataset("femnist", root=str(tmp_path), download=False).train_labels.tolist() == [3, 4]
+    write(tmp_path / "femnist/train", {"f1": [3]}, "a copy.json")
+    with pytest.raises(
+        DataError, match=r"train/a\.json is not .* user f1 has the same samples in .*/a copy\.json: take"
+    ):
+        load_dataset("femnist", root=str(tmp_path), download=False)
+
+
+def test_all_data_is_read_where_train_or_test_is_not_there(tmp_path: Path) -> None:
+    write(tmp_path / "femnist/train", {"f1": [3]})
+    write(tmp_path / "femnist/all_data", {"f1": list(range(10))})
+    assert len(load_dataset("femnist", root=str(tmp_path), download=False).train) == 8
+
+
 def test_files_without_samples_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "femnist/test", {"f1": [3]})
     write(tmp_path / "femnist/train", {"f1": []})

@@ -13,6 +13,7 @@ import logging
 import re
 import string
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,15 @@ def find(name: str, root: Path) -> Path | None:
     """Return the folder that holds LEAF's ``train`` and ``test``, or ``all_data``; None where there is none."""
     folders = [root / place.format(name) for place in _PLACES]
     for folder in [*folders, root] if name == "femnist" else folders:
-        has_split = any((folder / "train").glob("*.json")) and any((folder / "test").glob("*.json"))
-        if has_split or any((folder / "all_data").glob("*.json")):
+        if _parts(folder):
             return folder
     return None
+
+
+def _parts(folder: Path) -> tuple[str, ...]:
+    """Return the parts that are read of a folder; none where they are not there."""
+    ways = (("train", "test"), ("all_data",))
+    return next((way for way in ways if all(any((folder / part).glob("*.json")) for part in way)), ())
 
 
 def _located(name: str, root: Path) -> tuple[Path, tuple[str, ...], list[Path]]:
@@ -56,7 +62,7 @@ def _located(name: str, root: Path) -> tuple[Path, tuple[str, ...], list[Path]]:
             f" data/{name}/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, and copy data/{name}/data/train and"
             f" data/{name}/data/test (or all_data) to {root / name}; fedsweep does not download it"
         )
-    parts = ("train", "test") if any((folder / "train").glob("*.json")) else ("all_data",)
+    parts = _parts(folder)
     return folder, parts, [file for part in parts for file in sorted((folder / part).glob("*.json"))]
 
 
@@ -191,6 +197,7 @@ def _read_part(
     """Read all samples of a folder, in the order of file names, then of users: inputs, labels, names of users."""
     inputs, labels = ([part] for part in read_user({"x": [], "y": []}))
     users: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
+    files: dict[tuple[str, bytes], Path] = {}
     for path in with_progress(sorted(folder.glob("*.json")), label=f"reading {folder.name}"):
         try:
             content = json.loads(read_regular(path, max_bytes=_LARGEST_BYTES, follow=True))
@@ -198,6 +205,10 @@ def _read_part(
                 raise ValueError("a user is listed twice")
             for user in content["users"]:
                 own_inputs, own_labels = read_user(content["user_data"][user])
+                digest = blake2b(own_inputs.tobytes() + own_labels.tobytes(), digest_size=16).digest()
+                first = files.setdefault((str(user), digest), path)
+                if first != path and len(own_labels):
+                    raise ValueError(f"user {user} has the same samples in {first}: take away the one that is a copy")
                 inputs.append(own_inputs)
                 labels.append(own_labels)
                 users.append(np.full(len(own_labels), str(user)))
