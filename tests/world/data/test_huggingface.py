@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,16 @@ def test_numbers_beside_pictures_are_classes_of_their_names_as_in_tables(tmp_pat
 def test_numbers_of_sixty_four_bits_without_a_sign_are_classes() -> None:
     classes, names = numbered([np.array([2**64 - 1, 5], np.uint64), np.array([5, -1])])
     assert names == ["-1", "5", str(2**64 - 1)] and [part.tolist() for part in classes] == [[2, 1], [1, 0]]
+
+
+def test_decimals_are_numbers_and_without_digits_behind_the_point_integers(tmp_path: Path) -> None:
+    prices = [Decimal("0.50"), Decimal("1.00"), Decimal("2.25")] * 4
+    columns = {"price": prices, "number": [Decimal(number % 2) for number in range(12)]}
+    kinds = {"price": datasets.Value("decimal128(10, 2)"), "number": datasets.Value("decimal128(38, 0)")}
+    datasets.Dataset.from_dict(columns, datasets.Features(kinds)).to_parquet(str(tmp_path / "rows.parquet"))
+    classed, priced = (load(f"{tmp_path}?columns={named}") for named in ("price&label=number", "number&label=price"))
+    assert set(classed.train_images.ravel().tolist()) == {0.5, 1.0, 2.25} and classed.class_names == ("0", "1")
+    assert set(priced.train_labels.tolist()) == {0.5, 1.0, 2.25} and priced.num_classes == 0
 
 
 def test_numbers_between_classes_and_rows_without_a_class_are_refused(tmp_path: Path) -> None:

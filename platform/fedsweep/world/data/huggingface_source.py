@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -168,6 +169,9 @@ class Source:
                 f"{self.name}: the column {column} must hold one value in each row, or lists of one length, but"
                 f" {self.place(0, of)} holds {str(filled[0])[:50]} and {self.place(odd, of)} {str(filled[odd])[:50]}"
             )
+        if filled and isinstance(filled[0], Decimal):  # each with as many digits behind the point as its column's type
+            is_whole = int(filled[0].as_tuple().exponent) >= 0
+            filled = [int(value) if is_whole else float(value) for value in filled]
         values = np.asarray(filled)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             row = int(np.argwhere(~np.isfinite(values))[0, 0])
