@@ -48,6 +48,10 @@ class Part(Partition):
     def split(self, labels, num_clients, stream, *, num_classes, writers=None):
         if self.how == "twice":
             return [np.arange(5)] * num_clients
+        if self.how == "below":
+            return [np.array([client - 1]) for client in range(num_clients)]
+        if self.how == "floats":
+            return [np.array([float(client)]) for client in range(num_clients)]
         if self.how == "few":
             return [np.array([client]) for client in range(num_clients)]
         return np.array_split(np.arange(len(labels)), num_clients)
@@ -95,6 +99,20 @@ def test_a_right_transform_is_taken() -> None:
 def test_a_wrong_partition_is_wrong_input_and_is_named() -> None:
     with pytest.raises(DataError, match=r"scenario\.partition own_parts:Part: a partition must not use a sample twice"):
         planned(partition={"kind": "own_parts:Part", "how": "twice"})
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("below", r"indices must lie in 0\.\.718, but range from -1"),
+        ("floats", "one-dimensional integer arrays"),
+    ],
+)
+def test_a_wrong_partition_in_a_mixture_is_named_with_its_place(how: str, words: str) -> None:
+    of = [{"share": 1, "kind": "iid"}, {"share": 1, "kind": "own_parts:Part", "how": how}]
+    partition = {"kind": "mixture", "of": of}
+    with pytest.raises(DataError, match=rf"partition mixture: scenario\.partition\.of\[1\] .*{words}"):
+        planned(partition=partition)
 
 
 def test_a_partition_that_leaves_samples_out_is_spoken_of() -> None:

@@ -311,6 +311,24 @@ def test_proxy_data_by_class_pass_over_a_class_without_samples() -> None:
         server_share(np.append(strata, 2), 4, scenario, 0)
 
 
+@pytest.mark.parametrize("kind", ["iid", "drawn"])
+def test_a_server_that_keeps_every_sample_is_refused(kind: str) -> None:
+    some = ["scenario.subset={train: 20, test: 20, order: first}", "scenario.server_data.validation=0.9"]
+    with pytest.raises(DataError, match=r"server_data keeps all 20 training samples, so that clients have none; lower"):
+        built(*some, f"scenario.partition={{kind: {kind}}}")
+
+
+def test_classes_of_the_test_alone_are_told() -> None:
+    first = ["scenario.subset={train: 9, test: 60, order: first}", "scenario.clients=3", "training.cohort_size=3"]
+    experiment = built(*first, "scenario.partition={kind: iid}")
+    number = np.isin(experiment.world.test_labels, (3, 4, 8)).sum()
+    assert number and experiment.world.notes == (
+        f"{number} of 60 test samples are of classes that no training sample has (3, 4, 8), so that they count as"
+        " wrong",
+    )
+    assert built().world.notes == ()
+
+
 def test_a_share_for_validation_that_keeps_no_sample_is_refused() -> None:
     with pytest.raises(
         DataError, match=r"validation of 0\.001 keeps no sample of any class of a training set of \d+; raise"

@@ -75,12 +75,14 @@ def build_world(config: Config, dataset: Dataset) -> World:
         budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
         stragglers=built(config, "scenario.devices.stragglers") or WaitForAll(),
         topology=built(config, "scenario.topology", num_clients=scenario.clients, run_seed=seed) or Star(),
-        notes=_notes(scenario, indices, len(rest)),
+        notes=_notes(scenario, dataset, task, indices, len(rest)),
     )
 
 
-def _notes(scenario: Scenario, indices: Sequence[np.ndarray], num_samples: int) -> tuple[str, ...]:
-    """Say what a user may not have meant of the samples that the clients have, of so many."""
+def _notes(
+    scenario: Scenario, dataset: Dataset, task: Task, indices: Sequence[np.ndarray], num_samples: int
+) -> tuple[str, ...]:
+    """Say what a user may not have meant of the test, and of the samples that the clients have, of so many."""
     notes, proxy = [], scenario.server_data.proxy
     if proxy is not None and proxy.dataset == scenario.dataset:
         notes.append(
@@ -89,6 +91,13 @@ def _notes(scenario: Scenario, indices: Sequence[np.ndarray], num_samples: int) 
         )
     if isinstance(indices, Split) and (unused := num_samples - len(indices.flat)):
         notes.append(f"scenario.partition gives {unused} of {num_samples} training samples to nobody")
+    tests = dataset.test_labels
+    if isinstance(task, Classification) and len(unseen := np.setdiff1d(tests, dataset.train_labels)):
+        names = [dataset.class_names[label] if dataset.class_names else str(label) for label in unseen[:3]]
+        notes.append(
+            f"{np.isin(tests, unseen).sum()} of {len(tests)} test samples are of classes that no training sample has"
+            f" ({', '.join(names)}{', ...' if len(unseen) > 3 else ''}), so that they count as wrong"
+        )
     return tuple(notes)
 
 
@@ -300,6 +309,11 @@ def server_share(
             f"scenario.server_data.validation of {server_data.validation:g} keeps no sample of any class of a training"
             f" set of {len(strata)}; raise it, or set it to 0"
         )
+    if not len(joined[2]):
+        raise DataError(
+            f"scenario.server_data keeps all {len(strata)} training samples, so that clients have none; lower"
+            " validation or proxy.per_class"
+        )
     return (
         joined[0] if server_data.validation else None,
         joined[1] if server_data.proxy is not None and server_data.proxy.per_class is not None else None,
@@ -315,16 +329,16 @@ def _split(
     partition = item.build()
     if drift is not None and drift.pool == "all" and not partition.draws_clients:
         return (rest,) * scenario.clients
-    parts = partition.split(
-        strata[rest],
-        scenario.clients,
-        stream(config.seed, "partition"),
-        num_classes=num_strata,
-        writers=None if dataset.writers is None else dataset.writers[rest],
-    )
-    if partition.draws_clients:
-        return Drawn(length=scenario.clients, build=lambda k: rest[parts[k]])
     try:
+        parts = partition.split(
+            strata[rest],
+            scenario.clients,
+            stream(config.seed, "partition"),
+            num_classes=num_strata,
+            writers=None if dataset.writers is None else dataset.writers[rest],
+        )
+        if partition.draws_clients:
+            return Drawn(length=scenario.clients, build=lambda k: rest[parts[k]])
         check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
     except InvariantError as error:
         raise DataError(f"scenario.partition {item.name}: {error}") from error

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsweep.errors import ConfigError, DataError
+from fedsweep.errors import ConfigError, DataError, InvariantError
 from fedsweep.parameters.ranges import Positive, check_value
 from fedsweep.streams import Stream
-from fedsweep.world.partitions.base import Partition
+from fedsweep.world.partitions.base import Partition, check_parts
 from fedsweep.world.partitions.drawn import DrawnClients
 from fedsweep.world.partitions.draws import Indices, cut
 from fedsweep.world.partitions.flower import FlowerDatasets
@@ -60,9 +60,9 @@ class Mixture(Partition):
         for number, (part, pile) in enumerate(zip(self.of, piles, strict=True)):
             own, of_pile = stream.child("pile", number), None if writers is None else writers[pile]
             with _said_of(f"scenario.partition.of[{number}]", f"share {part['share']:g}: {len(pile)} samples"):
-                splits.append(
-                    part["kind"].split(labels[pile], num_clients, own, num_classes=num_classes, writers=of_pile)
-                )
+                parts = part["kind"].split(labels[pile], num_clients, own, num_classes=num_classes, writers=of_pile)
+                check_parts(parts, num_samples=len(pile), num_clients=num_clients)
+                splits.append(parts)
         return [
             np.sort(np.concatenate([pile[parts[client]] for pile, parts in zip(piles, splits, strict=True)]))
             for client in range(num_clients)
@@ -74,7 +74,7 @@ def _said_of(key: str, pile: str) -> Iterator[None]:
     """Have an error name the part of a mixture that it is about, and that part's keys."""
     try:
         yield
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, InvariantError) as error:
         text = re.sub(r"scenario\.partition\.(?!of\[)", f"{key}.", str(error))
         raise type(error)(f"{key} ({pile}): {text}") from error
 
