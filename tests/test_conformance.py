@@ -293,6 +293,12 @@ def test_a_fault_is_seen_and_named(name: str) -> None:
         method_conforms(builder, checks=[check])
 
 
+@pytest.mark.parametrize("checks", ["ledgers", ["ledgers"]])
+def test_a_check_that_is_none_is_said_to_be(checks: str | list[str]) -> None:
+    with pytest.raises(ConfigError, match="unknown check 'ledgers'; did you mean 'ledger'"):
+        method_conforms(built(Card()), checks=checks)
+
+
 def test_a_codec_of_ones_own_may_send_wide_integers() -> None:
     """They are charged as they are; counted again they were four bytes each."""
     method_conforms(built(Card(), codec=Wide()), checks=["ledger"])

@@ -286,6 +286,15 @@ def depthwise(input_shape, num_classes):
     return Small(nn.Conv2d(8, 8, 3, padding=1, groups=8), ["first", "norm"], [], num_classes)
 
 
+class Rows(nn.Conv1d):
+    def forward(self, maps):
+        return super().forward(maps.flatten(2)).reshape(maps.shape)
+
+
+def depthwise_1d(input_shape, num_classes):
+    return Small(Rows(8, 8, 3, padding=1, groups=8), ["first", "norm"], [], num_classes)
+
+
 def layer_norm(input_shape, num_classes):
     return Small(OverChannels(8), ["first"], ["norm"], num_classes)
 
@@ -314,7 +323,7 @@ def of_own_network(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         sys.modules.pop("own_cut", None)
 
 
-@pytest.mark.parametrize("name", ["depthwise", "layer_norm"])
+@pytest.mark.parametrize("name", ["depthwise", "depthwise_1d", "layer_norm"])
 def test_a_network_of_ones_own_is_cut_at_depthwise_convolutions_and_layer_norms(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

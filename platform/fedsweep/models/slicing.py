@@ -126,15 +126,18 @@ def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Te
 
 def _match_sizes(module: nn.Module) -> None:
     """Bring a layer's declared sizes in line with its tensors."""
-    if isinstance(module, nn.Conv2d) and module.groups == 1:
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1:
         module.out_channels, module.in_channels = module.weight.shape[:2]
-    elif isinstance(module, nn.Conv2d) and module.groups == module.in_channels == module.out_channels:  # depthwise
+    elif (
+        isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        and module.groups == module.in_channels == module.out_channels  # depthwise
+    ):
         module.out_channels = module.in_channels = module.groups = module.weight.shape[0]
     elif isinstance(module, nn.LayerNorm) and module.elementwise_affine:
         module.normalized_shape = tuple(module.weight.shape)
     elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
-    elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.running_mean is not None:
+    elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and module.running_mean is not None:
         module.num_features = module.running_mean.shape[0]
     elif isinstance(module, nn.GroupNorm) and module.affine:
         channels = module.weight.shape[0]

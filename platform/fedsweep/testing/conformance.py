@@ -21,7 +21,7 @@ from fedsweep.components.planning import UniformSelection
 from fedsweep.config.signatures import bind, describe
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
-from fedsweep.errors import ConfigError, RunError
+from fedsweep.errors import ConfigError, RunError, unknown_name
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import SEAMS, FederatedMethod, MethodSettings
@@ -57,9 +57,12 @@ def method_conforms(method: str | Callable[..., FederatedMethod], *, checks: Col
 
     Raises:
         AssertionError: It has no card, a parameter has no default, or it fails a check; the message says which and how.
+        ConfigError: There is no such check.
     """
     subject = subject_of(method)
-    for name in CHECKS if checks is None else checks:
+    for name in CHECKS if checks is None else [checks] if isinstance(checks, str) else checks:
+        if name not in CHECKS:
+            raise ConfigError(unknown_name("check", name, CHECKS))
         try:
             CHECKS[name](subject)
         except Exception as error:

@@ -279,7 +279,7 @@ def component_conforms(component: ServerComponent) -> None:
     import pickle
 
     copy = pickle.loads(pickle.dumps(component))
-    if copy != component:
+    if copy != component or hash(copy) != hash(component):
         raise AssertionError(f"{component!r} does not survive pickling")
     if not type(component).__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise AssertionError(f"{type(component).__name__} must be a frozen dataclass")
