@@ -124,7 +124,8 @@ def stand_in(name: str, *, image_size: int | None = None) -> Dataset:
         image_size: As of :func:`load_dataset`.
     """
     if DATASETS[name].task is not None:
-        return load_dataset(name, root=None, download=False, image_size=image_size)  # they come with the package
+        # In the package, but for texts, whose sizes their files alone tell.
+        return load_dataset(name, root=None, download=False, image_size=image_size)
     sizes = DATASETS[name].sizes
     channels, height, width = sizes.image_shape
     shape = (channels, image_size or height, image_size or width)
