@@ -71,6 +71,14 @@ def test_rows_of_runs_with_names_of_their_own_are_called_by_their_methods(tmp_pa
     }
 
 
+def test_long_values_that_differ_at_their_ends_make_settings(tmp_path: Path) -> None:
+    def shared(last: float) -> dict[str, Any]:
+        return {"scenario": {"budgets": {"kind": "mixed", "user_share": [*([0.125] * 299), last]}}}
+
+    runs = runs_of(tmp_path, ("a", shared(0.5)), ("a", shared(1.0)), ("a", {"seed": 1, **shared(1.0)}))
+    assert [setting.runs for setting in group_settings(runs)] == [(0,), (1, 2)]
+
+
 def test_a_study_of_one_world_has_its_settings_for_rows(tmp_path: Path) -> None:
     runs = runs_of(tmp_path, ("a", {}), ("b", {}), ("c", {"training": {"rounds": 3}}))
     assert grid(study_of(runs).layout) == {"": {"a": 0, "b": 1, "c": 2}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -194,13 +195,20 @@ def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
         except InputError as error:
             bad.append(f"{place_name(view.folder)}: {error}")
             continue
-        good.append((view, {clean(key): clean(value, longest=_LONGEST_REASON) for key, value in flat.items()}))
+        good.append((view, {clean(key): _bounded(value) for key, value in flat.items()}))
     labels = run_labels([view for view, _ in good])
     runs = [
         ReportRun(view=view, label=clean(label), flat=flat, curve=curve_of(view))
         for (view, _), flat, label in zip(good, aligned([flat for _, flat in good]), labels, strict=True)
     ]
     return runs, bad
+
+
+def _bounded(value: str) -> str:
+    """Return a configuration's value in one line; a long one ends in its digest, or two with one start were one."""
+    text = clean(value, longest=_LONGEST_REASON)
+    is_whole = len(value) <= _LONGEST_REASON
+    return text if is_whole else text + hashlib.sha256(value.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def shortly_called(runs: Sequence[ReportRun]) -> list[ReportRun]:
