@@ -13,6 +13,8 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -97,6 +99,21 @@ def test_frames_have_the_figures_of_the_tables(folder: Path, results: fedsweep.R
     assert by_round.groupby("setting")["bytes_up"].sum().tolist() == [sum(sent[:2]), sum(sent[2:])]
 
 
+def test_rounds_of_several_runs_are_a_frame_of_numbers(folder: Path, tmp_path: Path) -> None:
+    """A round whose loss is no number has no accuracy, here as in every table; a figure of some runs is one."""
+    for name, changes in (("fedavg-0", {"kl_divergence": [0.5, 0.25]}), ("fedavg-1", {"test_loss": [float("nan"), 1]})):
+        shutil.copytree(folder / name, tmp_path / name)
+        table = pq.read_table(tmp_path / name / "rounds.parquet")
+        for column, cells in changes.items():
+            place = table.column_names.index(column)
+            table = table.set_column(place, table.schema.field(column), pa.array(cells, pa.float64()))
+        pq.write_table(table, tmp_path / name / "rounds.parquet")
+    frame: Any = fedsweep.load(tmp_path).to_pandas("round")  # type: ignore[call-overload]
+    assert frame.index.tolist() == [0, 1, 2, 3] and frame["seed"].tolist() == [0, 0, 1, 1]
+    assert frame["test_accuracy"].isna().tolist() == [False, False, True, False]
+    assert frame["kl_divergence"].dtype == float and frame["kl_divergence"].mean() == 0.375
+
+
 def test_a_varied_key_with_numbers_is_a_column_of_numbers(folder: Path, tmp_path: Path) -> None:
     methods = ({"name": "fedavgm", "momentum": 0.5}, {"name": "fedprox", "mu": 0.1}, {"name": "fedprox", "mu": 1})
     for number, method in enumerate(methods):
@@ -151,6 +168,17 @@ def test_a_model_is_tested_on_data_as_it_wants_them(folder: Path) -> None:
     assert by_client["accuracy"].tolist() == found.client_accuracies.tolist()
     with pytest.raises(InputError, match="not by 'round'"):
         result.evaluate(by="round")  # type: ignore[arg-type]
+
+
+def test_a_models_inputs_are_of_its_type_whatever_a_notebook_has_set(folder: Path) -> None:
+    result = one(folder)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            inputs, _ = result.test_data()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert inputs.dtype == torch.float32 and not inputs.is_inference()
 
 
 def test_curves_have_the_looks_of_every_picture(results: fedsweep.Results, tmp_path: Path) -> None:

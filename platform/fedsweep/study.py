@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
+from fedsweep.driver.run import plain_torch
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.finished.evaluated import Evaluated
 from fedsweep.finished.evaluation import Data, evaluate, open_subject
@@ -104,7 +105,8 @@ class Result:
         Args:
             data: See :meth:`evaluate`.
         """
-        return open_subject(self.folder, model=None, overrides=()).inputs(data)
+        with plain_torch():
+            return open_subject(self.folder, model=None, overrides=()).inputs(data)
 
     def evaluate(
         self,
@@ -246,14 +248,7 @@ class Results(Sequence[Result]):
             return pd.DataFrame(setting_rows(study_of(self._runs), range(len(self.settings))))
         names = {place: setting.label for setting in self.settings for place in setting.runs}
         if by == "round":
-            frames = [
-                pd.DataFrame(dict(run.view.columns)).assign(run=run.label, setting=names[place], seed=run.view.seed)
-                for place, run in enumerate(self._runs)
-                if run.num_rounds
-            ]
-            heads = ["run", "setting", "seed"]
-            frames = [frame[[*heads, *frame.columns.difference(heads, sort=False)]] for frame in frames]
-            return pd.concat(frames) if frames else pd.DataFrame(columns=heads)
+            return pd.DataFrame(_by_round(self._runs, [names[place] for place in range(len(self._runs))]))
         if by != "run":
             raise ConfigError(f"runs are laid out by 'run', 'setting' or 'round', but not by {by!r}")
         table = config_table([run.flat for run in self._runs])
@@ -371,6 +366,18 @@ def load(*folders: str | Path) -> Result | Results | Table:
             folder=paths[0], config=load_config(paths[0] / "config.yaml"), summary=RunFolder(paths[0]).read_result()
         )
     return Results(paths)
+
+
+def _by_round(runs: Sequence[ReportRun], settings: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the rounds of all runs by column, one run's below the other's; None where a run has no such column."""
+    cells: dict[str, list[Any]] = {name: [] for name in ("run", "setting", "seed")}
+    cells |= {name: [] for run in runs if run.num_rounds for name in run.view.columns if name not in cells}
+    for run, setting in zip(runs, settings, strict=True):
+        alike = {"run": run.label, "setting": setting, "seed": run.view.seed}
+        for name, column in cells.items():
+            own = () if name in alike else run.view.column(name)
+            column += own or [alike.get(name)] * run.num_rounds
+    return cells
 
 
 def _names(names: Sequence[str] | str | None) -> Sequence[str] | None:
