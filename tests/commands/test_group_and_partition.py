@@ -32,6 +32,11 @@ def test_partition_counts_every_sample_once(config: Path, fedsweep: Command) -> 
     assert Path("split.png").is_file()
 
 
+def test_a_picture_that_is_none_is_refused_before_the_table(config: Path, fedsweep: Command) -> None:
+    code, out, err = fedsweep("partition", config, "--plot", "split.bmp")
+    assert (code, out) == (2, "") and "split.bmp: a picture's name must end in" in err
+
+
 def test_partition_of_many_clients_shows_the_first_and_the_last(config: Path, fedsweep: Command) -> None:
     _, out, _ = fedsweep("partition", config, "--set", "scenario.clients=100")
     lines = out.splitlines()

@@ -21,6 +21,7 @@ from fedsweep.figures import partition as partition_picture
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
 from fedsweep.figures.of_run import plot_run
 from fedsweep.figures.partition import plot_partition
+from fedsweep.figures.scenario import plot_classes
 from fedsweep.figures.style import COLOURS
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
@@ -141,6 +142,14 @@ def test_a_picture_changes_none_of_matplotlibs_settings(tmp_path: Path) -> None:
     assert dict(matplotlib.rcParams) == before
 
 
+def test_pictures_are_the_same_whatever_a_users_matplotlibrc_has(tmp_path: Path) -> None:
+    shares = np.eye(3)[:, :, None]  # three clients, each with its class in a round of its own
+    plot_classes(shares, tmp_path / "plain.svg")
+    with matplotlib.rc_context({"text.usetex": True, "savefig.bbox": "tight", "image.origin": "lower"}):
+        plot_classes(shares, tmp_path / "own.svg")
+    assert (tmp_path / "own.svg").read_bytes() == (tmp_path / "plain.svg").read_bytes()
+
+
 @pytest.mark.parametrize(("suffix", "start"), [(".png", PNG), (".pdf", b"%PDF"), (".SVG", b"<?xml")])
 def test_the_suffix_names_the_format(tmp_path: Path, suffix: str, start: bytes) -> None:
     path = tmp_path / "new" / f"plot{suffix}"
@@ -152,7 +161,7 @@ def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"plot\.gif: a picture's name must end in one of \.png, \.pdf, \.svg"):
         plot_partition(np.ones((2, 2)), tmp_path / "plot.gif")
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match=r"plot\.png: cannot be written: .*file is no folder"):
         plot_partition(np.ones((2, 2)), tmp_path / "file" / "plot.png")
 
 

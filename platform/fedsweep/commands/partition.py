@@ -33,8 +33,11 @@ def partition(config: Config, overrides: Overrides = None, plot: Plot = None) ->
 
     from fedsweep.config.load import load_config
     from fedsweep.experiment.build_world import build_world, dataset_of
+    from fedsweep.figures.style import checked_path
 
     loaded = load_config(config, overrides or [])
+    if plot is not None:
+        checked_path(plot)  # before the table
     data = dataset_of(loaded.scenario)
     world = build_world(loaded, data)
     counts_NC = np.stack([profile.label_counts for profile in world.profiles])

@@ -62,6 +62,10 @@ _STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     # Or the names inside an SVG differ each time.
     "svg.hashsalt": "fedsweep",
+    # A user's own matplotlibrc may have others: names are no TeX, widths are a column's, and row 0 is on top.
+    "text.usetex": False,
+    "savefig.bbox": "standard",
+    "image.origin": "upper",
 }
 # Fonts with Chinese, Japanese or Korean characters, which matplotlib's own lacks; the first that is installed is used.
 _EAST_ASIAN = (
@@ -390,5 +394,7 @@ def save_figure(figure: Figure, target: Path) -> None:
         drawn = io.BytesIO()
         figure.savefig(drawn, format=target.suffix[1:].lower(), metadata=_UNDATED.get(target.suffix.lower()))
         atomic_write(target, drawn.getvalue())
+    except FileExistsError as error:
+        raise InputError(f"{target}: cannot be written: {target.parent} is no folder") from error
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from error
