@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import fedsweep
+from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, DataError, InputError, OutputError
 from fedsweep.records import RoundRecord
+from fedsweep.runs.run_folder import RunFolder
 
 CONFIG = {
     "name": "api",
@@ -53,6 +55,21 @@ def test_a_model_is_loaded_without_its_data_or_device(result: fedsweep.Result, t
     )
     with pytest.raises(DataError, match="its tensors are not those of model 'mlp'"):
         fedsweep.load_model(copy)
+
+
+def test_a_model_of_a_large_vocabulary_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each word is a class of the next one: XLM-R's tokenizer knows 250,002."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "net_of_words.py").write_text(
+        "from torch import nn\n\n\n"
+        "def net(*, input_shape, num_classes):\n"
+        "    return nn.Sequential(nn.Embedding(num_classes, 1), nn.Flatten(), nn.Linear(2, num_classes, bias=False))\n"
+    )
+    folder = RunFolder.create(tmp_path / "run", overwrite=False)
+    folder.write_config(load_config({**CONFIG, "model": {"name": "net_of_words:net"}}).to_yaml())
+    folder.write_result({"status": "finished", "input_shape": [2], "input_types": "<i8", "num_classes": 250_002})
+    folder.write_model({"module.0.weight": torch.zeros(250_002, 1), "module.2.weight": torch.ones(250_002, 2)})
+    assert fedsweep.load_model(folder.path)(torch.tensor([[0, 250_001]])).shape == (1, 250_002)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

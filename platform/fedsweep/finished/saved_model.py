@@ -22,8 +22,9 @@ from fedsweep.tasks.base import Task
 from fedsweep.tasks.kinds import Classification
 from fedsweep.trees import constants_sha256, layout_of, load_vector
 
-# Of an image's side, and of the classes: a network for more would fill the memory before its file is read.
-_LARGEST_SIZE = 50_000
+# Of an image's side, of features, and of classes, which may be a vocabulary's words: a network for more would fill the
+# memory before its file is read.
+_LARGEST_SIZE = 1_000_000
 
 
 def load_model(folder: str | Path) -> nn.Module:
