@@ -223,7 +223,11 @@ def test_functions_say_what_the_commands_say(
 
 def test_a_reproduced_table_is_a_frame(tmp_path: Path) -> None:
     request = fedsweep.TableRequest(
-        table="dynamicfl/table4", rows="FedAvg", columns="K=1", seeds=(0,), overrides=("training.rounds=2",)
+        table="dynamicfl/table4",
+        rows="FedAvg",
+        columns="K=1",
+        seeds=tuple(np.arange(1)),
+        overrides=("training.rounds=2",),
     )
     made = fedsweep.reproduce(request, out=tmp_path / "table", costs_only=True)
     table = fedsweep.load(tmp_path / "table")

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsweep.catalog import resolve
@@ -239,6 +240,16 @@ def test_mapping_may_hold_paths_and_tuples_but_no_objects() -> None:
     assert config.method["levels"] == [1, 2]
     assert "method.mu must be text, number" in refused({"method": {"name": "x", "mu": object()}})
     assert "has the key 3" in refused({"training": {3: 4}})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """So loops over ``np.arange`` and ``np.logspace`` need no conversion; files and hashes are of plain ones."""
+    rates, clients = np.logspace(-2, -1, 2), np.arange(5, 7)
+    own = load_config({"scenario": {"clients": clients[0]}, "training": {"optimizer": {"lr": rates[0]}}})
+    plain = load_config({"scenario": {"clients": 5}, "training": {"optimizer": {"lr": 0.01}}})
+    assert own == plain and own.hash() == plain.hash() and type(own.given["scenario"]["clients"]) is int
+    with pytest.raises(ConfigError, match=r"scenario\.clients must be an integer .*, but got 5\.5"):
+        load_config({"scenario": {"clients": np.float32(5.5)}})
 
 
 def test_given_is_what_the_user_gave() -> None:

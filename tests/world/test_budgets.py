@@ -11,7 +11,7 @@ import pytest
 from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import stream
-from fedsweep.world.budgets import Budget, BudgetPlan
+from fedsweep.world.budgets import Budget, BudgetPlan, TotalBudget
 
 HIGH, LOW = 24_900.0, 100.0
 STREAM = stream(0, "budgets")
@@ -170,6 +170,12 @@ def test_plan_cannot_be_changed() -> None:
 def test_wrong_budget_keys_are_refused(spec: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_budget(spec)
+
+
+def test_a_total_in_python_is_written_as_in_a_configuration() -> None:
+    assert TotalBudget(total_bytes="2 GB") == TotalBudget(total_bytes=2_000_000_000)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one with a unit: 50 MB, but got '2 gb'"):
+        TotalBudget(total_bytes="2 gb")  # type: ignore[arg-type]
 
 
 def test_budgets_for_other_clients_are_refused() -> None:

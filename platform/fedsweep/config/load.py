@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def _find(source: Any) -> Path:
 
 
 def _plain(value: Any, path: tuple[str, ...]) -> Any:
-    """Return a copy of mappings, lists and scalars; paths become text, tuples lists, anything else is refused."""
+    """Return a copy of mappings, lists and scalars; paths become text, tuples lists, numpy's numbers Python's."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -130,6 +131,8 @@ def _plain(value: Any, path: tuple[str, ...]) -> Any:
         raise ConfigError(f"{'.'.join(path)} is a number of {value.bit_length()} bits; give one below 10^40")
     if value is None or type(value) in (str, bool, int, float):
         return value
+    if isinstance(value, Integral | Real):  # numpy's, as of arange and logspace
+        return int(value) if isinstance(value, Integral) else float(value)
     raise ConfigError(f"{'.'.join(path)} must be text, number, true, false, null, list or mapping, but got {value!r}")
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,10 @@ class TableRequest:
         for name, patterns in (("rows", self.rows), ("columns", self.columns)):
             if not isinstance(patterns, str | None):
                 raise ConfigError(f"{name} are patterns in one text, as in 'FedAvg,Fed*', but got {patterns!r}")
+        if self.seeds is not None:
+            seeds: Iterable[Any] = self.seeds  # numpy's perhaps, which no file of the table takes
+            plain = tuple(int(seed) if isinstance(seed, Integral) else seed for seed in seeds)
+            object.__setattr__(self, "seeds", plain)
 
 
 @dataclass(frozen=True, kw_only=True)

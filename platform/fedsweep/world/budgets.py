@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError, DataError
-from fedsweep.parameters.byte_counts import Bytes
+from fedsweep.parameters.byte_counts import Bytes, whole_bytes
 from fedsweep.parameters.ranges import Checked, NotNegative, Positive, Share, check_value
 from fedsweep.streams import Stream
 from fedsweep.world.spec_checks import read_text
@@ -290,8 +290,8 @@ class TotalBudget(Budget):
     """A budget of the whole run, which it never passes; a planner spends it.
 
     Attributes:
-        total_bytes: Both ways, what goes before round 1 included: a number, or, in a configuration, a text such as
-            ``2 GB``; kB, MB, GB and TB are powers of 1000.
+        total_bytes: Both ways, what goes before round 1 included: a number, or a text such as ``2 GB``; kB, MB,
+            GB and TB are powers of 1000.
         sim_time_s: Virtual seconds.
     """
 
@@ -301,6 +301,7 @@ class TotalBudget(Budget):
     def __post_init__(self) -> None:
         if self.total_bytes is None and self.sim_time_s is None:
             raise ConfigError("scenario.budgets of kind total needs total_bytes, e.g. 2 GB, or sim_time_s")
+        object.__setattr__(self, "total_bytes", whole_bytes(self.total_bytes))
         super().__post_init__()
 
     def assign(self, num_clients: int, stream: Stream) -> None:
