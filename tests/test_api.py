@@ -23,6 +23,7 @@ CONFIG = {
     "runtime": {"backend": "local"},
     "tracking": {"uri": "none"},
 }
+SWEEP = {**CONFIG, "sweep": {"space": {"seed": {"grid": [0]}}}}
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +153,14 @@ def test_a_run_made_before_is_loaded(result: fedsweep.Result, tmp_path: Path) ->
             "data set 'given arrays': images must be a non-empty numpy array",
         ),
         (lambda run: fedsweep.resume(run, rounds="4"), "--rounds must be an integer >= 1, but got '4'"),
+        (lambda run: fedsweep.load(), "no folder is named; give a run's, or one with runs below it"),
+        (lambda run: fedsweep.compare(), "no folder is named"),
+        (lambda run: fedsweep.compare(run, style=fedsweep.TableStyle(top=-1)), "--top must be an integer >= 1"),
+        (lambda run: fedsweep.evaluate(run, overrides="scenario.clients=5"), r"write \['scenario.clients=5'\]"),
+        (
+            lambda run: fedsweep.sweep(SWEEP, out=run.parent / "swept", reuse="nowhere"),
+            "nowhere: there is no such folder",
+        ),
         (lambda run: fedsweep.report(out="page.html"), "a report is of runs: give folders, addresses or experiments'"),
     ],
 )

@@ -297,3 +297,7 @@ def test_worlds_are_columns_of_frames_and_panels_of_pictures(folder: Path, tmp_p
     assert r"\begin{tabular}{lrr}" in fedsweep.compare(tmp_path / "runs", by="setting", form="latex", style=style)
     with pytest.raises(InputError, match="unknown key 'alpha'"):
         results.to_pandas(columns="alpha")
+    one = fedsweep.TableStyle(rows="method", columns="dirichlet_alpha", figures="bytes")
+    several = fedsweep.TableStyle(rows=["method"], columns=["dirichlet_alpha"], figures=["bytes"])
+    texts = [fedsweep.compare(tmp_path / "runs", only="seed=0", style=style) for style in (one, several)]
+    assert texts[0] == texts[1]

@@ -192,7 +192,7 @@ def _swept(
     if extend:
         prepared.write_extension()
     begun = resume or extend
-    with read_from(reuse) as places:
+    with read_from([reuse] if isinstance(reuse, str | Path) else reuse) as places:
         reused, refused = finished_in(map(Path, places), prepared)
         if refused:
             logging.getLogger("fedsweep").warning("%s", not_taken(refused))

@@ -21,6 +21,7 @@ from fedsweep.reports.compare import compared_runs
 from fedsweep.reports.setting_table import setting_rows, world_frame
 from fedsweep.reproduce.outputs import Table, has_outputs
 from fedsweep.results.config_table import as_numbers, config_table
+from fedsweep.results.keys import listed
 from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
 from fedsweep.results.view import metrics_of
@@ -241,8 +242,8 @@ class Results(Sequence[Result]):
         import pandas as pd
 
         if rows is not None or columns is not None:
-            study = study_of(self._runs, rows=_names(rows), columns=_names(columns))
-            figures = [figure_name(name, self._runs, what="values") for name in _names(values) or ()]
+            study = study_of(self._runs, rows=rows, columns=columns)
+            figures = [figure_name(name, self._runs, what="values") for name in listed(values)]
             return world_frame(study, figures, order=range(len(study.layout.rows)))
         if by == "setting":
             return pd.DataFrame(setting_rows(study_of(self._runs), range(len(self.settings))))
@@ -339,7 +340,7 @@ class Results(Sequence[Result]):
         """
         from fedsweep.figures.study import plot_runs
 
-        plot_runs(self._runs, path, x=x, y=y, keys=LayoutKeys(rows=_names(rows), columns=_names(columns)))
+        plot_runs(self._runs, path, x=x, y=y, keys=LayoutKeys(rows=rows, columns=columns))
 
     def _repr_html_(self) -> str:
         frame = self.to_pandas("setting" if len(self._runs) > len(self.settings) else "run")
@@ -378,10 +379,6 @@ def _by_round(runs: Sequence[ReportRun], settings: Sequence[str]) -> dict[str, l
             own = () if name in alike else run.view.column(name)
             column += own or [alike.get(name)] * run.num_rounds
     return cells
-
-
-def _names(names: Sequence[str] | str | None) -> Sequence[str] | None:
-    return [names] if isinstance(names, str) else names
 
 
 def _result(run: ReportRun) -> Result:

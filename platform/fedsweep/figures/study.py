@@ -26,7 +26,7 @@ from fedsweep.figures.style import (
 )
 from fedsweep.results.config_table import config_table, short_keys
 from fedsweep.results.curves import curve_of
-from fedsweep.results.keys import resolved
+from fedsweep.results.keys import listed, resolved
 from fedsweep.results.seed_statistics import finite, number_in
 from fedsweep.results.selection import FIGURE_NAMES, figure_name, leading_figure
 from fedsweep.results.settings import ReportRun, group_settings
@@ -71,7 +71,7 @@ def plot_runs(
     target = checked_path(path)
     rows, columns = (keys.rows, keys.columns) if keys else (None, None)
     y = y or leading_figure(run.view for run in runs)
-    across, names = FIGURE_NAMES.get(x, x), [y] if isinstance(y, str) else [*dict.fromkeys(y)]
+    across, names = FIGURE_NAMES.get(x, x), [*dict.fromkeys(listed(y))]
     figures = [figure_name(name, runs, what="--y") for name in names]
     if across in ACROSS:
         if across in SPENT:
@@ -96,12 +96,13 @@ def plot_runs(
         columns = (
             world_keys(flats, table) if rows is None else [k for k in table.differing if k not in _all(rows, runs)]
         )
-    _plot_over(study_of(runs, rows=rows, columns=[*columns, key]), target, figures=figures, key=key, called=called)
+    study = study_of(runs, rows=rows, columns=[*listed(columns), key])
+    _plot_over(study, target, figures=figures, key=key, called=called)
 
 
 def _all(names: Sequence[str], runs: Sequence[ReportRun]) -> list[str]:
     keys = list(dict.fromkeys(key for run in runs for key in run.flat))
-    return [key for name in names for key in resolved(name, keys, what="--rows", candidates=keys)]
+    return [key for name in listed(names) for key in resolved(name, keys, what="--rows", candidates=keys)]
 
 
 def _number_key(runs: Sequence[ReportRun], name: str) -> str:

@@ -5,7 +5,6 @@ Shape letters: T test samples, C classes, N clients.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,6 +19,7 @@ from fedsweep.catalog import resolve
 from fedsweep.client.compute_device import start_device
 from fedsweep.components import Evaluation, GlobalModel
 from fedsweep.config.load import load_config
+from fedsweep.config.overrides import apply_overrides
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import one_thread
 from fedsweep.engine.aggregation import model_alone
@@ -359,10 +359,10 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    for text in overrides:
-        if (section := re.split(r"[.=]", text, maxsplit=1)[0]) not in _SETTABLE:
+    for section in apply_overrides({}, overrides):
+        if section not in _SETTABLE:
             raise ConfigError(
-                f"--set {text}: a test can have another {', '.join(_SETTABLE)}, but {section!r} says how the model came"
+                f"--set {section}: a test can have another {', '.join(_SETTABLE)}, but this says how the model came"
                 " about; leave it out, or run that configuration"
             )
 

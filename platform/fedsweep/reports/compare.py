@@ -44,10 +44,14 @@ def compared_runs(folders: Iterable[str | Path], *, only: Sequence[str] = ()) ->
         only: Conditions that they satisfy, see :func:`~fedsweep.results.selection.only_those`.
 
     Raises:
+        ConfigError: No folder is named, or no run satisfies the conditions.
         OutputError: One of the folders does not exist or holds no run.
-        InputError: A run's file is damaged, or no run satisfies the conditions.
+        InputError: A run's file is damaged.
     """
-    runs, bad = report_runs(load_runs(folders))
+    views = load_runs(folders)
+    if not views:
+        raise ConfigError("no folder is named; give a run's, or one with runs below it")
+    runs, bad = report_runs(views)
     if bad:
         raise OutputError(bad[0])
     return only_those(runs, only)

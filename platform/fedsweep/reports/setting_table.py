@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.parameters.ranges import Count, check_value
+from fedsweep.results.keys import listed
 from fedsweep.results.seed_statistics import FEWEST_SEEDS, Estimate, finite, mean
 from fedsweep.results.selection import figure_in, figure_name, is_less_better, leading_figure, order_of
 from fedsweep.results.settings import ReportRun, Setting, cut_short, remarks
@@ -91,6 +93,9 @@ class TableStyle:
     top: int | None = None
     interval: bool | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_value("--top", self.top, Count | None)
 
     @property
     def is_laid_out(self) -> bool:
@@ -205,7 +210,7 @@ def _figures(study: Study, style: TableStyle, world: World) -> list[Figure]:
     views = [study.runs[index].view for setting in settings for index in setting.runs]
     metrics = metrics_of((run.view for run in study.runs), by_client=True)
     if style.figures is not None:
-        names = [(name, figure_name(name, study.runs, what="--y")) for name in style.figures]
+        names = [(name, figure_name(name, study.runs, what="--y")) for name in listed(style.figures)]
         return [shown_figure(figure_in(views, *pair), metrics) for pair in names]
     leading = shown_figure(leading_figure(views), metrics)
     usual = (leading, *FIGURES[1:], *OF_REPLAYS) if len(study.layout.worlds) == 1 else (leading,)

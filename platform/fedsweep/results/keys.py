@@ -10,6 +10,11 @@ from fedsweep.results.texts import some_of
 _SHOWN = 6
 
 
+def listed(names: Sequence[str]) -> Sequence[str]:
+    """Return names, or other texts, as they are; of one alone a list of it, since each letter of it would be one."""
+    return [names] if isinstance(names, str) else names
+
+
 def keys_below(sections: Sequence[str], keys: Iterable[str]) -> list[str]:
     """Return those of the keys that are one of the sections or stand below one, in their order."""
     return [key for key in keys if any(key == section or key.startswith(f"{section}.") for section in sections)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.config_table import config_table, short_keys
-from fedsweep.results.keys import resolved
+from fedsweep.results.keys import listed, resolved
 from fedsweep.results.settings import ReportRun, Setting, shortly_called
 from fedsweep.results.texts import clean, is_accuracy, some_of
 from fedsweep.results.view import ENERGY, SPENT, RunView, metrics_of
@@ -87,7 +87,7 @@ def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[Rep
     """
     # As tables call them, too.
     labels = {id(run): short.label for run, short in zip(runs, shortly_called(runs), strict=True)}
-    for condition in conditions:
+    for condition in listed(conditions):
         name, sign, text = str(condition).partition("=")
         if not sign or not name:
             raise ConfigError(f"--only takes KEY=VALUE or KEY=VALUE,VALUE, but got {condition!r}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fedsweep.errors import ConfigError
 from fedsweep.results.config_table import ConfigTable, config_table, is_aside, short_keys
-from fedsweep.results.keys import has_part, keys_below, resolved
+from fedsweep.results.keys import has_part, keys_below, listed, resolved
 from fedsweep.results.settings import ReportRun, Setting, group_settings
 from fedsweep.results.texts import clean, numbered, some_of, value_text
 
@@ -189,7 +189,7 @@ def _chosen(
         return None
     keys = list(dict.fromkeys(key for flat in flats for key in flat))
     nearest = short_keys(table.telling).values()
-    wanted = {name: resolved(name, keys, what=what, candidates={"method", *nearest}) for name in names}
+    wanted = {name: resolved(name, keys, what=what, candidates={"method", *nearest}) for name in listed(names)}
     for name, of in wanted.items():
         if all(map(is_aside, of)):
             raise ConfigError(
