@@ -16,7 +16,7 @@ from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Vectors, make_worker
 from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store
-from fedsweep.fleet.ray_wire import received_segment, sent_answer
+from fedsweep.fleet.ray_wire import received_segment, sent_answer, sent_memory
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
 from fedsweep.guard import guarded
 from fedsweep.records import State
@@ -105,7 +105,7 @@ class ClientActor:
             # The others wait for this actor at the next sync point: let them see that it will not come.
             self._close_exchange()
             raise
-        memories_out = [answer.memories.get(client) for client in keepers]
+        memories_out = [sent_memory(answer.memories.get(client)) for client in keepers]
         return (sent_answer(answer), *memories_out) if keepers else sent_answer(answer)  # as many as Ray was told of
 
     def prove(self, sent: Segment, anchor: np.ndarray, clients: Sequence[int], *memories: State) -> Stepping:

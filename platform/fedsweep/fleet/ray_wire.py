@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedsweep.client.messages import Segment, SegmentReply
+from fedsweep.records import State
 from fedsweep.trees import to_arrays, to_tensors
 
 
@@ -32,6 +36,17 @@ def sent_answer(answer: SegmentReply) -> SegmentReply:
 def received_answer(sent: SegmentReply, memories: Mapping[int, object]) -> SegmentReply:
     """Return the answer that was sent, with references to the clients' memories."""
     return replace(_answer(sent, to_tensors), memories=memories)
+
+
+def sent_memory(memory: State) -> State:
+    """Make a client's memory ready to be sent: its tensors stay tensors, but no views of larger ones."""
+    if isinstance(memory, dict):
+        return {key: sent_memory(value) for key, value in memory.items()}
+    if type(memory) in (list, tuple):
+        return type(memory)(map(sent_memory, memory))
+    # A pickled view takes along all that it is a view of: a model of a hundred tensors would travel a hundred times.
+    is_plain = isinstance(memory, Tensor) and memory.layout == torch.strided
+    return memory.clone() if is_plain and memory.untyped_storage().nbytes() > memory.nbytes else memory
 
 
 def _segment(segment: Segment, change: Callable[[Any], Any]) -> Segment:
