@@ -101,3 +101,23 @@ def test_a_damaged_checkpoint_that_a_run_went_back_behind_is_written_anew(
     assert "going back to the checkpoint of round 1" in " ".join(run.step().messages)
     run.step()
     assert session(begun)[0].open(resume=True).records[-1].round == 2
+
+
+def test_a_run_whose_checkpoint_finds_a_memory_lost_goes_back_to_the_one_before(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = session(tmp_path)
+    whole.open(resume=False)
+    run, _ = session(begun)
+    run.open(resume=True)
+
+    def lose(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise MemoryLost("a node is gone")
+
+    monkeypatch.setattr(run._store, "save", lose)
+    lost = run.step()
+    assert lost.record is None and "going back to the checkpoint of round 2" in " ".join(lost.messages)
+    record = run.step().record
+    assert record is not None and record.round == 3, "of which nobody had heard"
+    assert finished(run)["model_sha256"] == finished(whole)["model_sha256"]

@@ -183,18 +183,18 @@ class RunSession:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
         try:
             state, self._stopped_by = self._engine.advance(state)
+            if self._stopped_by is not None:
+                return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
+            self._stopped_by = self._engine.finished_by(state)
+            # The last round is saved with the results.
+            due = state.round % self._settings.checkpoint_every == 0 and self._stopped_by is None
+            self._keep(state, checkpoint=due)
         except MemoryLost as lost:
             return self._go_back(lost)
         except ClientJobError as error:
             if (fault := fault_of_model(error, self._experiment, state)) is None:
                 raise
             raise fault from error
-        if self._stopped_by is not None:
-            return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
-        self._stopped_by = self._engine.finished_by(state)
-        # The last round is saved with the results.
-        due = state.round % self._settings.checkpoint_every == 0 and self._stopped_by is None
-        self._keep(state, checkpoint=due)
         # After going back, rounds are played again to the same rows, which observers have had.
         record = state.records[-1] if state.round > self._reported else None
         self._reported = max(self._reported, state.round)
