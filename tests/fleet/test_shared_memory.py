@@ -101,6 +101,7 @@ def test_who_has_left_the_group_averages_nothing(tmp_path: Path) -> None:
     with pytest.raises(WorkerLost, match="has left its group"):
         first.mean(vectors(torch.float32), CLIENTS, [0.2] * 5, torch.empty(VALUES), workers={})
     other.close()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(), "the next group needs their room"
 
 
 def test_a_cohort_that_a_planner_chooses_has_its_places(tmp_path: Path) -> None:

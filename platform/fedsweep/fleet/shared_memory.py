@@ -87,6 +87,8 @@ class SharedMemoryExchange(Exchange):
         Raises:
             WorkerLost: Another member died or does not answer.
         """
+        if self._size > 1 and not self._readers:
+            raise WorkerLost("this client actor has left its group")  # alone it would wait for nobody
         for slot, client in enumerate(attendees):
             if client in own:
                 self._slots[slot].copy_(own[client])
@@ -100,8 +102,6 @@ class SharedMemoryExchange(Exchange):
         out.copy_(self._mean)
 
     def _barrier(self) -> None:
-        if self._size > 1 and not self._readers:
-            raise WorkerLost("this client actor has left its group")  # alone it would wait for nobody
         self._counter += 1
         own_token = _TOKEN.pack(self._counter)
         try:
@@ -129,10 +129,12 @@ class SharedMemoryExchange(Exchange):
                 waiting.discard(descriptor)
 
     def close(self) -> None:
-        """Close the pipes; the other members see the end of the file."""
+        """Close the pipes, whose end the other members see, and let go of the mapped files."""
         for descriptor in [*self._readers, *self._writers]:
             os.close(descriptor)
         self._readers, self._writers = {}, []
+        # Removed files take their room as long as a member has them mapped: the next group might find none.
+        self._slots = self._mean = torch.empty(0)
 
 
 def _mapped(path: Path, dtype: torch.dtype) -> Tensor:
