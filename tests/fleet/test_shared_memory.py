@@ -14,11 +14,14 @@ import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.client.exchange import InPlace
+from fedsweep.components.planning import Selection
 from fedsweep.components.spending import Even
+from fedsweep.engine.engine import Engine
 from fedsweep.errors import WorkerLost
-from fedsweep.experiment.experiment import Option, StopLimits
+from fedsweep.experiment.experiment import Experiment, Option, StopLimits
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.shared_memory import SharedMemoryExchange, make_group_files
+from fedsweep.records import RoundContext, State
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
@@ -104,15 +107,31 @@ def test_who_has_left_the_group_averages_nothing(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/maps").read_text(), "the next group needs their room"
 
 
+def averaging(work: Experiment, folder: Path) -> Engine:
+    """One that plays in this process what an actor would, alone in its group."""
+    engine = local_engine(work)
+    make_group_files(folder, own := Vectors.of(work))
+    exchange = SharedMemoryExchange(folder, own, index=0, size=1)
+    exchange.connect()
+    engine.fleet._worker.use_exchange(exchange)
+    return engine
+
+
 def test_a_cohort_that_a_planner_chooses_has_its_places(tmp_path: Path) -> None:
     plain = tiny_experiment(dynamicsgd(), rounds=1, cohort_size=2, stop=StopLimits(total_bytes=10**9))
     larger = replace(plain, training=replace(plain.training, cohort_size=5))
     options = (Option(values={"training.cohort_size": 5}, experiment=larger),)
-    engine = local_engine(work := replace(plain, spending=Even(), options=options))
-    make_group_files(tmp_path, own := Vectors.of(work))
-    exchange = SharedMemoryExchange(tmp_path, own, index=0, size=1)
-    exchange.connect()
-    engine.fleet._worker.use_exchange(exchange)
-    found = run_rounds(engine)
+    found = run_rounds(averaging(replace(plain, spending=Even(), options=options), tmp_path))
     assert len(found.records[0].cohort) == 5 and found.records[0].sync_points > 1
     assert torch.equal(found.vector, run_rounds(local_engine(larger)).vector)
+
+
+class Everybody(Selection):
+    def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
+        return tuple(context.available), state
+
+
+def test_a_cohort_for_which_there_are_no_places_goes_through_the_server(tmp_path: Path) -> None:
+    work = tiny_experiment(replace(dynamicsgd(), selection=Everybody()), rounds=1, cohort_size=2)
+    found = run_rounds(averaging(work, tmp_path))
+    assert len(found.records[0].cohort) == 6 and found.records[0].sync_points > 1

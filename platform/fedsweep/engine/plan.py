@@ -68,11 +68,13 @@ class RoundPlan:
     def folds(self) -> bool:
         """Tell whether workers could go through the sync points among themselves, as far as the plan has a say.
 
-        They average what they hold: whole models of the cohort's members, at each point of some.
+        They average what they hold: whole models of the cohort's members, at each point of some, and have places for as
+        many as a selection is asked for, which may choose more.
         """
         cohort, inner = set(self.context.cohort), self.points[:-1]
         return (
             len(self.points) > 1
+            and len(cohort) <= self.context.full_cohort_size
             and not any(point.idle or point.discard or point.merges or not point.attend for point in inner)
             and all(submodel == FULL_MODEL for submodel in self.context.submodels.values())
             and all(job.client in cohort for point in self.points for job in point.start)
