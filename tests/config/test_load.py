@@ -161,7 +161,7 @@ def test_wrong_value_is_an_error_that_names_key_value_and_what_is_allowed(
         assert part in message
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 0.25, 0.3333, 0.33, 1 / 3, 0.1, 0.01, 1, 2, 8.0])
+@pytest.mark.parametrize("share", [0, 0.5, 0.25, 0.3333, 0.33, 1 / 3, 0.1666, 0.1, 0.01, 1, 2, 8.0])
 def test_share_of_a_gpu_may_be_one_over_k_or_whole(share: float) -> None:
     assert load_config({"runtime": {"gpus_per_client": share}}).runtime.gpus_per_client == share
 
@@ -171,6 +171,7 @@ def test_share_of_a_gpu_may_be_one_over_k_or_whole(share: float) -> None:
     [
         (0.6, "0.5 and 1"),
         (0.4, "0.3333 and 0.5"),
+        (0.1667, "0.1666 and 0.2"),
         (1.5, "1 and 2"),
         (0.99, None),
         (0.9, "0.5 and 1"),

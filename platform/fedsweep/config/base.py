@@ -78,10 +78,12 @@ def _check_gpu_share(share: float) -> float:
     fitting = math.floor(1 / max(share, 1e-4) + 1e-9) if share < 1 else 0  # Ray counts in parts of 1e-4
     if fitting and 1 - fitting * share <= 0.01 + 1e-9:
         return share
-    near = (1 / (fitting + 1), 1 / fitting) if fitting else (math.floor(share), math.ceil(share))
+    # Rounded down: of 0.1667 five fit, of 0.1666 six.
+    parts = [math.floor(1e4 / k) / 1e4 for k in (fitting + 1, fitting)] if fitting else []
+    near = parts or [math.floor(share), math.ceil(share)]
     raise ValueError(
         f"a share of a GPU must be 0, 1/k or a whole number, or Ray may wait for ever for a GPU with room, but got"
-        f" {share:g}; the nearest are {near[0]:.4g} and {near[1]:.4g}"
+        f" {share:g}; the nearest are {near[0]:g} and {near[1]:g}"
     )
 
 
