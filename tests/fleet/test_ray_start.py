@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,24 @@ def test_ray_starts_early_where_the_configuration_says_that_it_is_needed(
 ) -> None:
     needs = early_needs(load_config({"runtime": runtime}))
     assert (None if needs is None else needs.actors) == actors
+
+
+@pytest.mark.parametrize(
+    ("gpus", "client", "server", "actors"),
+    [(2, 0.5, 0.0, 4), (1, 0.5, 0.5, 1), (8, 1.0, 1.0, 7), (2, 1 / 3, 0.5, 4), (3, 0.2, 0.2, 14), (1, 1 / 93, 0.0, 93)],
+)
+def test_as_many_actors_as_have_room_beside_the_servers_share_of_a_gpu(
+    gpus: int, client: float, server: float, actors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ray_start, ray_cluster):
+        monkeypatch.setattr(module, "num_gpus_here", lambda: gpus)
+    runtime = load_config({"runtime": {"gpus_per_client": client, "gpus_per_server": server}}).runtime
+    assert ray_start.room_here(runtime) == actors
+    needs = ClusterNeeds(actors=actors, cpus_per_client=0.0, gpus_per_client=client, gpus_per_server=server)
+    ray_cluster.check_gpus(needs)
+    ray_cluster.check_fits([{"GPU": float(gpus)}], needs)
+    with pytest.raises(ResourceError, match=f"this machine has {gpus};"):
+        ray_cluster.check_gpus(replace(needs, actors=actors + 1))
 
 
 def test_a_cluster_that_does_not_come_up_is_said_with_what_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def check_gpus(needs: ClusterNeeds) -> None:
     """Raise a ResourceError where this machine has not the GPUs."""
     wanted = needs.gpus_per_client * needs.actors + needs.gpus_per_server
     num_gpus = num_gpus_here()
-    if wanted > num_gpus:
+    if wanted > num_gpus + 1e-9:  # fifteen fifths are a hair above 3
         raise ResourceError(
             f"runtime.gpus_per_client={needs.gpus_per_client:g} with {needs.actors} client actors and"
             f" runtime.gpus_per_server={needs.gpus_per_server:g} ask for {wanted:g} GPUs, but this machine has"

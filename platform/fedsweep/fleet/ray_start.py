@@ -71,9 +71,13 @@ def num_gpus_here() -> int:
 
 
 def room_here(runtime: Runtime) -> int:
-    """Count the client actors that this machine has room for: on its GPUs where they need some, else its CPUs."""
+    """Count the client actors that this machine has room for: on its GPUs where they need some, else its CPUs.
+
+    On GPUs that is beside the server's share; CPUs are only counted.
+    """
     if runtime.gpus_per_client:
-        return max(1, int(num_gpus_here() / runtime.gpus_per_client))
+        # The slack keeps 1 GPU / (1 / 93) at 93.
+        return max(1, int((num_gpus_here() - runtime.gpus_per_server) / runtime.gpus_per_client + 1e-9))
     return max(1, int(len(os.sched_getaffinity(0)) / runtime.cpus_per_client))
 
 
