@@ -126,9 +126,8 @@ class RunSession:
         self._stopped_by: str | None = None
         self._written = 0.0
         self._tabled: tuple[RoundRecord, ...] | None = None
-        self._reported = 0
+        self._reported = self._detailed = 0
         self._went_back = self._saved_round = -1
-        self._detailed = 0
         world = experiment.world
         pool: Pool = "partition" if world.drift is None else world.drift.pool
         self._trace = ScenarioTrace(num_clients=len(world.profiles), num_classes=world.data.num_classes, pool=pool)
@@ -206,6 +205,7 @@ class RunSession:
             if self._is_over:
                 return
             self._state = state
+            self._store.let_go(state.memories)
             self._write_pictures(state)
             if checkpoint:
                 self._save_state(state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -148,9 +148,12 @@ class CheckpointStore:
                 f" {self._folder.parent}`"
             ) from error
 
+    def let_go(self, memories: Mapping[int, Handle]) -> None:
+        """Hold no memories but these: a client's old one would be there beside its new one until the next save."""
+        self._memories = {k: saved for k, saved in self._memories.items() if saved[0] is memories.get(k, saved)}
+
     def _keep_memories(self, state: RunState, fetch: Callable[[Handle], State]) -> dict[int, ObjectRef]:
-        for client in set(self._memories) - set(state.memories):
-            del self._memories[client]
+        self.let_go(state.memories)
         changed = [client for client, handle in state.memories.items() if not self._has(client, handle)]
         for start in range(0, len(changed), _AT_ONCE):
             block = changed[start : start + _AT_ONCE]
