@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsweep.client.messages import Stepping
-from fedsweep.driver.caveats import caveats, fault_of_model
+from fedsweep.driver.caveats import fault_of_model
 from fedsweep.driver.messages import MessageQueue, Messages
 from fedsweep.driver.observers import Observer
-from fedsweep.engine.ahead.spending import decisions_in_words, decisions_tree
+from fedsweep.driver.outcome import figures_of, played_as, remarks_on
+from fedsweep.engine.ahead.spending import decisions_tree
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.forecast import notes_after
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, MemoryLost, RunError
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
-from fedsweep.results.view import run_so_far
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.checkpoints.earlier import read_earlier
 from fedsweep.runs.component_pictures import write_pictures
-from fedsweep.runs.facts import cpu_name, data_facts, peak_memory_mb, test_figures
 from fedsweep.runs.folder_lock import FolderGuard
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.runs.tables.clients import clients_table
 from fedsweep.runs.tables.per_client import write_client_tables
-from fedsweep.runs.targets import targets_reached
 from fedsweep.trees import constants_sha256
 from fedsweep.world.replay import Pool, ScenarioTrace
 
@@ -300,64 +296,19 @@ class RunSession:
             # Riders belong to the optimiser: a model that is read back, or compared by its hash, has none.
             own = {k: v.clone() for k, v in views.items() if not k.startswith("optimizer.")}
             sha256 = self._folder.write_model(own, base=constants_sha256(self._experiment.template))
-        so_far = run_so_far(self._settings.folder, state.records)
+        facts = self._settings.facts
         result = {
             "status": status,
             "reason": reason,
             "stopped_by": self._stopped_by,
-            "rounds": state.round,
-            "test_accuracy": so_far.figure("test_accuracy"),
-            "best_test_accuracy": so_far.figure("best_test_accuracy"),
-            "total_bytes": state.total_bytes,
-            "registration_bytes": self._engine.registration_bytes + state.setup_bytes,
-            "comm_ratio": so_far.figure("comm_ratio"),
-            "comm_cost": sum(r.comm_cost for r in state.records),
-            "flops": sum(r.flops for r in state.records),
-            "sim_time_s": state.clock,
-            "targets": targets_reached(state.records, self._experiment.targets),
-            "wall_time_s": state.wall_time_s,
-            "peak_memory_mb": peak_memory_mb(),
+            **figures_of(self._engine, state, self._settings.folder),
             "model_sha256": sha256,
-            "remarks": self._remarks(state) if status == "finished" else [],
-            **self._own_facts(state),
-            **self._settings.facts,
+            "remarks": remarks_on(self._experiment, state, facts) if status == "finished" else [],
+            **played_as(self._engine, state),
+            **facts,
         }
         self._folder.write_result(result)
         return result
-
-    def _remarks(self, state: RunState) -> list[str]:
-        own = [*notes_after(self._experiment, state), *caveats(self._experiment, state.records, state.vector)]
-        own += decisions_in_words(self._experiment, state)
-        return [*own, *(facts := self._settings.facts).get("sources_changed", ()), *facts.get("machines_changed", ())]
-
-    def _own_facts(self, state: RunState) -> dict[str, Any]:
-        """Return the run's facts beside its rounds."""
-        experiment, engine = self._experiment, self._engine
-        return {
-            "num_params": engine.layout.num_params,
-            "input_shape": [int(size) for size in experiment.world.data.images.shape[1:]],
-            **data_facts(experiment),
-            **test_figures(experiment, state.records),
-            "method": experiment.method.name,
-            "seed": experiment.seed,
-            "config_hash": experiment.config_hash,
-            "executor": self._executor(state.stepping),
-            "exchange": asdict(self._fleet.exchange),
-            "cpu": cpu_name(),
-        }
-
-    def _executor(self, tried: Stepping | None) -> dict[str, Any]:
-        """Return how clients were stepped, and why not faster."""
-        notes = self._engine.notes
-        if tried is None:
-            return {"name": "loop" if self._experiment.lanes is None else "lanes", "notes": notes}
-        return {
-            "name": "loop" if tried.kind == "loop" else "lanes",
-            "lanes": tried.width,
-            "recorded": tried.kind == "graph",
-            "off": tried.off,
-            "notes": [*dict.fromkeys([*tried.notes, *notes])],
-        }
 
     def _write_rounds(self, state: RunState) -> None:
         if state.records is not self._tabled:
