@@ -187,7 +187,7 @@ def check_space(config: Config) -> None:
             "sweep.search=optuna gives settings seeds itself, as many as a doubt asks for, so it goes with no"
             " sweep.space.seed; leave it out and set sweep.seeds, the most of a setting"
         )
-    if sweep.samples > 1 and set(kinds.values()) <= {"grid", "rungs"}:
+    if sweep.samples > 1 and sweep.search != "optuna" and set(kinds.values()) <= {"grid", "rungs"}:
         raise ConfigError(
             f"sweep.samples={sweep.samples} would run each trial of the grid {sweep.samples} times with the same"
             " result; vary the seed instead: {seed: {grid: [0, 1, 2]}}"

@@ -9,7 +9,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.sweeps.search.proposals import Outcome, Search
-from fedsweep.sweeps.space import Trial, make_trial
+from fedsweep.sweeps.space import Trial, check_space, make_trial
 
 pytest.importorskip("optuna")
 RATE = "training.optimizer.lr"
@@ -111,6 +111,42 @@ def test_a_search_looks_where_the_constraints_hold() -> None:
         return [trial.values[RATE] for trial in trials][15:]
 
     assert np.median(later_rates(0.02)) < 0.04 < 0.3 < np.median(later_rates())
+
+
+def test_a_seed_that_fails_beside_one_that_did_not_goes_with_constraints() -> None:
+    def measure(trial: Trial) -> Outcome:
+        failed = trial.seed == 1
+        return Outcome(values=None) if failed else Outcome(values=noisy(trial).values, excess=(-1.0,))
+
+    trials = play({RATE: {"loguniform": [1e-3, 1.0]}}, measure, count=12)
+    assert len(trials) == 12 and {trial.seed for trial in trials} == {0, 1}
+
+
+def test_the_upper_end_of_a_range_is_in_no_setting() -> None:
+    def measure(trial: Trial) -> Outcome:
+        return Outcome(values=(trial.values[RATE],))
+
+    trials = play({RATE: {"uniform": [0.0, 0.5]}}, measure, count=16, sampler="gp", seeds=1)
+    assert 0.4999 < max(trial.values[RATE] for trial in trials) < 0.5
+
+
+def test_where_a_further_seed_is_too_dear_a_cheaper_setting_is_tried() -> None:
+    config = load_config({"sweep": {"space": {RATE: {"loguniform": [1e-3, 1.0]}}, "search": "optuna", "samples": 9}})
+    begun = [make_trial(config, k, {RATE: 1 - 0.05 * k, "seed": 0}) for k in range(1, 7)]
+    outcomes = {trial.number: noisy(trial) for trial in begun}
+    search = Search(config)
+    values = search.next_values(begun, outcomes, lambda values: values[RATE] < 0.5)
+    assert values is not None and values[RATE] < 0.5
+    assert search.next_values(begun, outcomes, lambda values: False) is None
+
+
+def test_a_search_over_named_settings_alone_gives_seeds_to_those_in_doubt() -> None:
+    settings = [{"name": name, "set": {RATE: rate}} for name, rate in (("slow", 0.01), ("fast", 0.1))]
+    check_space(load_config({"sweep": {"settings": settings, "search": "optuna", "samples": 20}}))
+    trials = play({}, count=20, settings=settings)
+    assert sorted((trial.label, trial.seed) for trial in trials) == [
+        (name, seed) for name in ("fast", "slow") for seed in range(4)
+    ]
 
 
 def journalled(folder: Path) -> list[Any]:

@@ -141,19 +141,12 @@ class Search(Proposals):
             if canonical(values) not in tried and has_room(values | seed):
                 return values | seed
         num_repeats = len(trials) - len(tried)
-        doubtful = most_doubtful(list(tried.values()), most_seeds=self._config.sweep.seeds)
+        repeated = self._repeated(tried, has_room)
         is_seed_due = num_repeats * _SETTINGS_PER_SEED < len(tried) - _FIRST_SETTINGS
         proposed = None
-        if not (doubtful and is_seed_due) and len(tried) < self._num_settings():
+        if not (repeated and is_seed_due) and len(tried) < self._num_settings():
             proposed = self._propose(tried, number=len(trials), has_room=lambda values: has_room(values | seed))
-        if proposed is not None:
-            return proposed | seed
-        if doubtful is None:
-            return None
-        # Those of a warm start may be any.
-        unused = next(seed for seed in itertools.count(self._config.seed) if seed not in doubtful.seeds)
-        repeated = {**doubtful.values, SEED: unused}
-        return repeated if has_room(repeated) else None
+        return repeated if proposed is None else proposed | seed
 
     def write_study(self, folder: Path, trials: Sequence[Trial], outcomes: Mapping[int, Outcome]) -> None:
         """Write what trials came to into the sweep's folder, where Optuna's dashboard reads it; each once.
@@ -207,10 +200,22 @@ class Search(Proposals):
             if outcome is None:
                 continue
             setting.is_given_up |= outcome.values is None or not outcome.is_whole
-            setting.excesses.append(outcome.excess)
             if outcome.values is not None:
+                setting.excesses.append(outcome.excess)
                 setting.results.append(tuple(s * v for s, v in zip(self._signs, outcome.values, strict=True)))
         return tried
+
+    def _repeated(
+        self, tried: Mapping[str, TriedSetting], has_room: Callable[[Mapping[str, Any]], bool]
+    ) -> dict[str, Any] | None:
+        """Return the most doubtful setting with one more seed; None where all is settled, or that does not fit."""
+        doubtful = most_doubtful(list(tried.values()), most_seeds=self._config.sweep.seeds)
+        if doubtful is None:
+            return None
+        # Those of a warm start may be any.
+        unused = next(seed for seed in itertools.count(self._config.seed) if seed not in doubtful.seeds)
+        repeated = {**doubtful.values, SEED: unused}
+        return repeated if has_room(repeated) else None
 
     def _propose(
         self, tried: Mapping[str, TriedSetting], *, number: int, has_room: Callable[[dict[str, Any]], bool]
@@ -293,7 +298,8 @@ class Search(Proposals):
         low, high = entry.values
         if entry.kind == "randint":
             return trial.suggest_int(name, low, high - 1)
-        return trial.suggest_float(name, low, high, log=entry.kind == "loguniform")
+        # The Gaussian process proposes the upper end, too, which no setting may have.
+        return min(trial.suggest_float(name, low, high, log=entry.kind == "loguniform"), math.nextafter(high, low))
 
     def _num_settings(self) -> float:
         """Count the points of the space; infinite where a key has a continuous range."""

@@ -28,8 +28,8 @@ class TriedSetting:
     Attributes:
         values: What it sets, without the seed.
         seeds: Those begun, in their order.
-        results: Of each that has ended: the metrics, turned so that more is better.
-        excesses: Of each that has ended: how far each constraint is missed.
+        results: Of each that has ended well: the metrics, turned so that more is better.
+        excesses: Of the same: how far each constraint is missed.
         is_given_up: A seed failed, or the scheduler ended it: no other is run.
     """
 
