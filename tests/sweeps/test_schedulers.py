@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,12 +67,18 @@ def controller(*live: Named) -> Any:
     return SimpleNamespace(get_live_trials=lambda: list(live))
 
 
-def ended(scheduler: Any, name: str, figures: Sequence[float], *, replayed: bool = False) -> int | None:
-    """Report a trial's rounds; return the one after which the scheduler ends it, None where it comes to its end."""
+def ended(
+    scheduler: Any, name: str, figures: Sequence[float], *, replayed: bool = False, each: float = 1.0
+) -> int | None:
+    """Report a trial's rounds, ``each`` of so much.
+
+    Returns:
+        The one after which the scheduler ends it, None where it comes to its end.
+    """
     trial, beside = Named(trial_id=name), controller(*[Named(trial_id="next", status="PENDING")] * replayed)
     scheduler.on_trial_add(None, trial)
     for number, figure in enumerate(figures, 1):
-        report = {"resource": number, "test_accuracy": figure} | ({"replayed": True} if replayed else {})
+        report = {"resource": number * each, "test_accuracy": figure} | ({"replayed": True} if replayed else {})
         if number < len(figures) and scheduler.on_trial_result(beside, trial, report) != "CONTINUE":
             return number
     scheduler.on_trial_complete(None, trial, report)
@@ -105,6 +111,19 @@ def test_a_trial_that_had_finished_is_compared_with_by_all_of_its_rounds_and_not
     assert ended(scheduler, "late", POOR[:1] * 2 + [0.01] * 18, replayed=True) is None
     assert ended(scheduler, "better", [figure + 0.1 for figure in rising]) is None
     assert ended(scheduler, "worse", [0.001] * 20) in (1, 2)
+
+
+@pytest.mark.parametrize("kind", ["median", "asha"])
+def test_a_trial_of_few_virtual_seconds_is_ended_as_early_as_any(
+    kind: str, tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    more = {"scenario": {"clients": 6, "devices": {"profile": "phone-lte"}}}
+    tree = tiny({"seed": {"grid": [0, 1]}}, scheduler=kind, resource="sim_time_s", more=more)
+    study = prepare(load_config(tree), SweepFolder(tmp_path / "s"), resume=False)
+    scheduler = make_scheduler(replace(study, full=0.8))
+    assert scheduler is not None and scheduler.set_search_properties("test_accuracy", "max")
+    assert [ended(scheduler, name, GOOD, each=0.04) for name in "abcd"] == [None] * 4
+    assert ended(scheduler, "poor", POOR, each=0.04) in (1, 2, 3)
 
 
 def test_values_that_a_population_moves_stay_in_what_they_are_drawn_from(

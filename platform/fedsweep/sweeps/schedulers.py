@@ -43,7 +43,9 @@ _PBT_INTERVALS = 10
 
 def make_scheduler(prepared: PreparedSweep) -> TrialScheduler | None:
     """Make the scheduler that a sweep asks for."""
-    config, full = prepared.config, max(prepared.full, 1.0)
+    config, full = prepared.config, prepared.full or 1.0
+    # There is no part of a round; a trial of few virtual seconds has parts like any other.
+    least = 1.0 if config.sweep.resource == "round" else 0.0
     kind = config.sweep.scheduler
     if kind == "front":
         return FrontScheduler(prepared)
@@ -52,19 +54,19 @@ def make_scheduler(prepared: PreparedSweep) -> TrialScheduler | None:
         return _Halving(
             time_attr=RESOURCE,
             max_t=math.ceil(full),
-            grace_period=max(1, full / _REDUCTION**_RUNGS),
+            grace_period=max(least, full / _REDUCTION**_RUNGS),
             reduction_factor=_REDUCTION,
             stop_last_trials=False,
         )
     if kind == "median":
-        return _MedianRule(time_attr=RESOURCE, grace_period=max(1, full * _MEDIAN_GRACE), min_samples_required=3)
+        return _MedianRule(time_attr=RESOURCE, grace_period=max(least, full * _MEDIAN_GRACE), min_samples_required=3)
     if kind == "pbt":
         entries = setting_spaces(config)[0].space
         # It draws values anew or moves them a little.
         space = {key: [*entry.values] if entry.kind == "choice" else _domain(entry) for key, entry in entries.items()}
         return PopulationBasedTraining(
             time_attr=RESOURCE,
-            perturbation_interval=max(1.0, full / _PBT_INTERVALS),
+            perturbation_interval=max(least, full / _PBT_INTERVALS),
             hyperparam_mutations={TRIAL: {"values": space}},
             custom_explore_fn=functools.partial(_kept_inside, entries),
             log_config=False,
