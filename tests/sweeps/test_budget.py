@@ -160,6 +160,19 @@ def test_runs_taken_over_cost_the_study_nothing(tmp_path: Path, tiny: TinySweep)
     assert prepared(tiny(SEEDS, budget={"trials": 1}), tmp_path / "s", resume=True).total == 2
 
 
+def test_what_an_overwritten_sweep_has_spent_is_not_the_new_ones(tmp_path: Path, tiny: TinySweep) -> None:
+    old = prepared(tiny(SEEDS, rounds=4), tmp_path / "s")
+    old.create_folder(overwrite=False)
+    for entry in old.entries:
+        trial = ActiveTrial(old.describe(entry)["spec"])
+        while not trial.step()["done"]:
+            pass
+    study = prepared(tiny(SEEDS, rounds=2, budget={"total_bytes": old.spent.total_bytes * 6 // 10}), tmp_path / "s")
+    study.create_folder(overwrite=True)
+    feed = ListedTrials(study)
+    assert [isinstance(feed.suggest(name), dict) for name in "abcd"] == [True] * 4
+
+
 def test_where_costs_follow_from_training_a_trial_ends_at_its_share(tmp_path: Path, tiny: TinySweep) -> None:
     tree = tiny({"seed": {"grid": [0]}}, rounds=5, budget={"total_bytes": "1 GB"})
     tree["training"]["stop"] = {"target_accuracy": 0.99}

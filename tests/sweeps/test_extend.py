@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedsweep.api import run
+from fedsweep.commands.sweep import Asked, begin
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.results.settings import group_settings, report_runs
@@ -20,7 +21,7 @@ from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.prepared import PreparedSweep
-from fedsweep.sweeps.reuse import finished_in, not_taken, take_over, taken_from
+from fedsweep.sweeps.reuse import cut_by, finished_in, not_taken, take_over, taken_from
 from fedsweep.sweeps.summary import summarise
 from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.sweeps.trial import ActiveTrial
@@ -168,6 +169,36 @@ def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Pa
     own, worlds = [entry.trial for entry in raced.entries], [world_of(entry.config) for entry in raced.entries]
     summary = summarise(raced.folder, own, worlds, config=raced.config)
     assert [setting.cut_short for setting in summary.settings] == [1]
+
+
+def test_runs_that_a_studys_budget_ended_are_no_whole_runs(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "cut")
+    run_folder = RunFolder(tmp_path / "cut" / "0001-seed=0")
+    run_folder.write_result({**run_folder.read_result(), "stopped_by": "total_bytes"})
+    whole = prepare(load_config(tiny(SEEDS, rounds=1, more={"name": "o"})), SweepFolder(tmp_path / "o"), resume=False)
+    assert finished_in([tmp_path / "cut"], whole) == ({}, {})
+    prepared = extended(tmp_path / "cut", tiny(SEEDS, rounds=1))
+    assert folders(prepared) == ["0003-seed=0", "0004-seed=1"] and "or that a budget ended, beside" in prepared.extended
+    assert folders(extended(tmp_path / "cut", tiny(SEEDS, rounds=1, budget={"trials": 9})))[0] == "0001-seed=0"
+    # A limit of its own, also one that its method spends, is its own end.
+    config = load_config(run_folder.path / "config.yaml").tree()
+    config["scenario"]["budgets"] = {"kind": "total", "total_bytes": "1 GB"}
+    run_folder.write_config(load_config(config).to_yaml())
+    assert cut_by(run_folder.path) == ""
+
+
+def test_runs_of_a_folder_that_is_overwritten_are_not_taken_over_from_there(
+    tiny: TinySweep, done: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(done, tmp_path / "sweep")
+    config = load_config(tiny({"seed": {"grid": [5, 0]}}, rounds=1))
+    for place in (tmp_path, tmp_path / "sweep"):
+        asked = Asked(reuse=(place,), dry_run=False, overwrite=True, dashboard=False, quiet=True)
+        with pytest.raises(
+            ConfigError, match=r"--overwrite removes .* can't take over its runs .* --extend keeps them"
+        ):
+            begin(config, SweepFolder(tmp_path / "sweep"), asked)
+    assert (tmp_path / "sweep" / "0001-seed=0" / "model.safetensors").is_file()
 
 
 def test_runs_whose_values_were_moved_on_the_way_are_no_runs_of_the_last_ones(tiny: TinySweep, tmp_path: Path) -> None:

@@ -116,13 +116,15 @@ def begin(config: Config, folder: SweepFolder | None, options: Asked) -> None:
     from fedsweep.commands.running.trials import print_sweep, run_trials, taken_over, way_on_told
     from fedsweep.runs.default_folder import default_folder
     from fedsweep.sweeps.prepare import prepare
-    from fedsweep.sweeps.reuse import take_over
+    from fedsweep.sweeps.reuse import check_apart, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     folder = folder or SweepFolder(default_folder(config))
     going_on = options.extend or (options.resume and folder.has_plan)
     if not going_on:
         folder.check_free(overwrite=options.overwrite)
+        if options.overwrite:
+            check_apart(options.reuse, folder)
     prepared = prepare(
         config,
         folder,

@@ -47,8 +47,9 @@ def verify(
     from fedsweep.errors import OutputError
     from fedsweep.processes import scratch_folder
     from fedsweep.runs.remote_folder import read_from
-    from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
+    from fedsweep.runs.run_folder import RunFolder
     from fedsweep.runs.sources import misfit
+    from fedsweep.sweeps.reuse import cut_by
 
     with read_from([folder]) as (place,), scratch_folder() as scratch:
         original, again = RunFolder(Path(place).expanduser().absolute()), RunFolder(scratch / "run")
@@ -56,9 +57,9 @@ def verify(
         original.read_config()
         original.check_finished("can be verified")
         result = original.read_result()
-        if result.get("stopped_by") == BY_SCHEDULER:
+        if by := cut_by(original.path):
             raise OutputError(
-                f"{folder}: a sweep's scheduler ended it after {result.get('rounds', 'some')} rounds, before its own"
+                f"{folder}: a sweep's {by} ended it after {result.get('rounds', 'some')} rounds, before its own"
                 " end; a run that went on to it can be verified"
             )
         differences(original, original, results=(result, result))  # damage is told before hours of rounds

@@ -268,6 +268,12 @@ class PreparedSweep:
         with sole_writer(self.folder.path):
             yield
 
+    def create_folder(self, *, overwrite: bool) -> None:
+        """Begin the sweep's folder; see :meth:`SweepFolder.create`."""
+        self.folder.create(self.plan, config_yaml=self.config.to_yaml(), overwrite=overwrite)
+        # An earlier sweep's trials, which were there until now, spend nothing of this one's budget.
+        self.__dict__.pop("allowance", None)
+
     def write_extension(self) -> None:
         """Make the folder's plan and configuration this sweep's."""
         with self.writing():

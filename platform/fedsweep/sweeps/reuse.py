@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
+from fedsweep.experiment.build import build_training
 from fedsweep.finished.growth import grow
 from fedsweep.runs.checkpoints.checkpoint import newest_config_hash
 from fedsweep.runs.facts import run_facts
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from fedsweep.sweeps.prepared_trial import PreparedTrial
 
 _HALF = ".taking-over"
+# Limits that a study's budget lowers for a trial whose costs were estimated.
+_BUDGETED = ("total_bytes", "sim_time_s")
 
 
 def extended(
@@ -76,8 +79,8 @@ def extended(
     folders_by_hash: dict[str, list[str]] = {}
     for digest, name in _found(folder, before):
         folders_by_hash.setdefault(digest, []).append(name)
-    # Without a scheduler a whole run is wanted.
-    cut = {name for name in before if config.sweep.scheduler is None and is_cut_short(folder.path / name)}
+    # Without what ended it a whole run is wanted.
+    cut = {n: by for n in before if (by := cut_by(folder.path / n)) and getattr(config.sweep, by) is None}
     highest = max((_number(name) for name in before), default=0)
     trials, others = [], dict[str, str]()
     for entry in entries:
@@ -93,7 +96,7 @@ def extended(
         trials.append(replace(trial, number=_number(name), folder=name))
     num_finished = sum(folder.has_finished(trial) for trial in trials)
     beside = tuple(itertools.chain.from_iterable(folders_by_hash.values()))
-    ended = " or that a scheduler ended" if cut.intersection(beside) else ""
+    ended = "".join(f" or that a {by} ended" for by in sorted({cut[name] for name in beside if name in cut}))
     aside = f"; {len(beside)} that this configuration has no trial for{ended}, beside them" if beside else ""
     if others:
         aside += f"; {len(others)} of them by other code ({next(iter(others.values()))}), which {ALLOW} would keep"
@@ -177,7 +180,7 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[P
             raise OutputError(f"--reuse: {place} is neither a run's folder nor one with runs below it")
         for run in runs_below:
             entry = wanted.get(finished_key(run) or "")
-            if entry is not None and sweep.scheduler is None and is_cut_short(run):
+            if entry is not None and (by := cut_by(run)) and getattr(sweep, by) is None:
                 continue  # a whole run is wanted
             target = None if entry is None else prepared.folder.trial_path(entry.trial)
             if entry is None or target is None or target.resolve() == run.resolve():
@@ -189,11 +192,25 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[P
     return runs, refused
 
 
+def check_apart(places: Iterable[Path], folder: SweepFolder) -> None:
+    """Refuse to take over runs from a folder that is to be overwritten: they go before they are copied.
+
+    Raises:
+        ConfigError: One of the places has runs there.
+    """
+    for place in places:
+        if any(run.resolve().is_relative_to(folder.path.resolve()) for run in find_runs(place)):
+            raise ConfigError(
+                f"--overwrite removes the sweep in {folder.path}, so --reuse can't take over its runs from {place};"
+                " --extend keeps them, or choose another --out"
+            )
+
+
 def _begin_warm(places: Sequence[Path], prepared: PreparedSweep) -> None:
     """Give a search the trials of its space that have finished at or below the places, of whatever sweep they were."""
     hashes = {entry.user_config.hash() for entry in prepared.entries}
     for run in itertools.chain.from_iterable(map(find_runs, places)):
-        if (key := finished_key(run)) is None or key in hashes or is_cut_short(run):
+        if (key := finished_key(run)) is None or key in hashes or cut_by(run):
             continue
         if (entry := prepared.point_of(load_config(run / CONFIG).tree(), key)) is not None:
             hashes.add(key)
@@ -216,12 +233,19 @@ def finished_key(run: Path) -> str | None:
         return None
 
 
-def is_cut_short(run: Path) -> bool:
-    """Check if a sweep's scheduler ended a run before its own end; False where that can't be read."""
+def cut_by(run: Path) -> str:
+    """Return what of a sweep ended a run before its own end, ``scheduler`` or ``budget``; empty: nothing that is known.
+
+    A budget lowers a run's limits, which its configuration does not tell of.
+    """
     try:
-        return RunFolder(run).result_if_any().get("stopped_by") == BY_SCHEDULER
+        stopped_by = RunFolder(run).result_if_any().get("stopped_by")
+        if stopped_by in _BUDGETED:
+            own = build_training(resolve(load_config(run / CONFIG))).stop
+            return "budget" if getattr(own, stopped_by) is None else ""
     except FedsweepError:
-        return False
+        return ""
+    return "scheduler" if stopped_by == BY_SCHEDULER else ""
 
 
 def is_moved(run: Path) -> bool:
@@ -247,7 +271,7 @@ def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool
     """
     with prepared.writing():
         if not begun:
-            prepared.folder.create(prepared.plan, config_yaml=prepared.config.to_yaml(), overwrite=overwrite)
+            prepared.create_folder(overwrite=overwrite)
         for target, run in runs.items():
             _copy(run, target)
             name = place_name(run)

@@ -104,7 +104,7 @@ def run_sweep(
         if config.runtime.address is not None:
             _check_nodes(prepared, datasets)
         if not resume:
-            prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
+            prepared.create_folder(overwrite=overwrite)
         elif _is_extended(prepared) or not (prepared.folder.path / CONFIG).is_file():  # or killed after the plan
             prepared.folder.extend(prepared.plan, config_yaml=config.to_yaml())
         with _disk_for(prepared, ray) as disk:
