@@ -46,14 +46,15 @@ _TOP = """\
 
 One YAML file is one experiment. Every key has a default, and the defaults together run: an empty mapping `{}` is a
 valid configuration. `fedsweep run FILE --dry-run` prints the resolved one, and `fedsweep show --json-schema` the JSON
-Schema, which editors use to complete and check keys.
+Schema of such files, with references and a `table`, which editors use to complete and check keys.
 
 ## Rules
 
 - **Precedence:** `--set` on the command line, then the file, then the default. Of the same key given twice with
   `--set`, the last one wins. A method's explicit parameter beats what its `profile` would set.
 - **`--set KEY=VALUE`** takes a dotted key and a YAML value: `--set training.rounds=50`,
-  `--set 'method={name: fedprox, mu: 0.1}'`.
+  `--set 'method={name: fedprox, mu: 0.1}'`. Below `sweep.space`, a setting's `space`, a point and `planner.choices` a
+  whole dotted key stands: `--set sweep.space.method.mu.grid=[0.1,1]`. Values of a space take the place of earlier ones.
 - **A mapping with `name` or `kind` replaces the default** and takes that component's own defaults:
   `optimizer: {name: adam, lr: 1e-3}` has no momentum. Without `name` or `kind` it is laid over the default.
 - **Keys that exclude each other:** giving one (`training.cohort_size`) displaces the other's default

@@ -66,6 +66,12 @@ def test_a_configuration_may_extend_another(folder: Path) -> None:
     assert (config.training.rounds, config.training.cohort_size, config.training.batch_size) == (9, 2, 3)
 
 
+def test_a_space_that_is_extended_may_draw_what_was_a_grid(folder: Path) -> None:
+    text = "x-s: {sweep: {space: {seed: {grid: [0]}, method.mu: {grid: [1]}}}}\nextends: '#x-s'\n"
+    found = whole(folder, text + "sweep: {space: {method.mu: {uniform: [0, 1]}}}\n")
+    assert found == {"sweep": {"space": {"seed": {"grid": [0]}, "method.mu": {"uniform": [0, 1]}}}}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from fedsweep.catalog import resolve
-from fedsweep.config import load_config
-from fedsweep.config.load import check_key
+from fedsweep.config import load_config, yaml12
+from fedsweep.config.load import check_key, file_schema
+from fedsweep.config.presets import list_presets
 from fedsweep.errors import ConfigError, unknown_name
 
 
@@ -318,3 +320,22 @@ def test_of_many_known_names_the_nearest_are_shown() -> None:
     assert unknown_name("dataset", "CIFAR10", ["cifar10", "cifar100"]) == (
         "unknown dataset 'CIFAR10'; did you mean 'cifar10'? (known: cifar10, cifar100)"
     )
+
+
+def test_editors_schema_admits_every_preset_and_no_unknown_key() -> None:
+    schema = Draft202012Validator(file_schema())
+    trees = {preset.name: yaml12.read(preset.path) for preset in list_presets()}
+    assert trees and [name for name, tree in trees.items() if not schema.is_valid(tree)] == []
+    assert not schema.is_valid({"training": {"round": 3}}) and not schema.is_valid({"training": {"rounds": "3"}})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"scenario": {"partition": {"dirichlet_alpha": 0.1}, "budgets": {"total_bytes": "2 GB"}}},
+        {"model": {"hidden_width": 5}, "training": {"optimizer": {"lr": 0.1}, "stop": {"total_bytes": "2 GB"}}},
+    ],
+)
+def test_editors_schema_admits_what_is_laid_over_defaults(tree: dict[str, Any]) -> None:
+    load_config(tree)
+    assert Draft202012Validator(file_schema()).is_valid(tree)

@@ -97,6 +97,40 @@ def test_entry_of_a_space_is_replaced_and_others_stay() -> None:
     assert found["sweep"]["space"] == {"method.mu": {"uniform": [0, 1]}, "seed": {"grid": [0, 1]}}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["sweep.space.seed.randint=[0, 9]", "sweep.space.seed={randint: [0, 9]}", "sweep.space={seed: {randint: [0, 9]}}"],
+)
+def test_values_of_a_space_take_the_place_of_values_of_another_form(text: str) -> None:
+    given = {"sweep": {"space": {"seed": {"grid": [0, 1]}, "method.mu": {"grid": [1]}}}}
+    found = apply_overrides(given, [text])
+    assert found["sweep"]["space"] == {"seed": {"randint": [0, 9]}, "method.mu": {"grid": [1]}}
+
+
+def test_dotted_key_of_a_named_settings_space_of_a_point_and_of_a_planner_is_one_key() -> None:
+    given = {"sweep": {"settings": [{"name": "A"}], "points": [{"seed": 1}]}}
+    texts = [
+        "sweep.settings.0.space.training.rounds={grid: [1]}",
+        "sweep.settings.0.space.method.mu.uniform=[0, 1]",
+        "sweep.points.0.training.rounds=3",
+        "planner.choices.training.cohort_size=[2, 3]",
+    ]
+    assert apply_overrides(given, texts) == {
+        "sweep": {
+            "settings": [
+                {"name": "A", "space": {"training.rounds": {"grid": [1]}, "method.mu": {"uniform": [0, 1]}}},
+            ],
+            "points": [{"seed": 1, "training.rounds": 3}],
+        },
+        "planner": {"choices": {"training.cohort_size": [2, 3]}},
+    }
+
+
+def test_parameter_of_a_schedule_that_is_a_word_can_be_set() -> None:
+    found = apply_overrides({"training": {"schedule": "cosine"}}, ["training.schedule.floor=0.01"])
+    assert found == {"training": {"schedule": {"kind": "cosine", "floor": 0.01}}}
+
+
 def test_value_that_is_set_is_a_copy() -> None:
     tree: dict[str, Any] = {}
     value = {"kind": "iid"}

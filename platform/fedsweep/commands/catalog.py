@@ -74,9 +74,9 @@ def show(
             raise ConfigError(f"NAME and --json-schema exclude each other, but got {name!r} with --json-schema")
         import json
 
-        from fedsweep.config.schema import json_schema as schema_tree
+        from fedsweep.config.load import file_schema
 
-        print(json.dumps(schema_tree(), indent=2))
+        print(json.dumps(file_schema(), indent=2))
         return
     if name is None:
         raise ConfigError("NAME is missing: give anything that fedsweep list lists, or --json-schema")

@@ -8,7 +8,7 @@
 
 A reference is ``FILE``, ``FILE#SECTION`` or, in the same file, ``#SECTION``; FILE is relative to the file that names
 it, a section is a dotted key. What is referred to may refer further. A mapping joins the one below it key by key, and
-replaces it where it has ``name``, ``kind`` or ``merge``, as ``--set`` does.
+replaces it where it has ``name``, ``kind`` or ``merge``, or where both are values of a space, as ``--set`` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fedsweep.config import yaml12
 from fedsweep.config.overrides import join
 from fedsweep.errors import ConfigError, unknown_name
 
-_EXTENDS, _FROM, _SHARED = "extends", "from", "x-"
+# Keys of references, and the beginning of the user's own.
+EXTENDS, FROM, SHARED = "extends", "from", "x-"
 Place = tuple[Path, str]
 
 
@@ -37,7 +38,7 @@ def read_whole(path: Path) -> Any:
     """
     whole = _Reader().at((path, ""), asked_by=path)
     if isinstance(whole, dict):
-        return {key: value for key, value in whole.items() if not key.startswith(_SHARED)}
+        return {key: value for key, value in whole.items() if not key.startswith(SHARED)}
     return whole
 
 
@@ -78,16 +79,16 @@ class _Reader:
             return [entry for item in value for entry in self._entries(item, path)]
         if not isinstance(value, dict):
             return value
-        own = {key: self._whole(item, path) for key, item in value.items() if key != _EXTENDS}
-        if _EXTENDS not in value:
+        own = {key: self._whole(item, path) for key, item in value.items() if key != EXTENDS}
+        if EXTENDS not in value:
             return own
-        below = self._referred(value[_EXTENDS], dict, key=_EXTENDS, path=path)
+        below = self._referred(value[EXTENDS], dict, key=EXTENDS, path=path)
         join(below, own)
         return below
 
     def _entries(self, item: Any, path: Path) -> list[Any]:
-        if isinstance(item, dict) and item.keys() == {_FROM}:
-            entries: list[Any] = self._referred(item[_FROM], list, key=_FROM, path=path)
+        if isinstance(item, dict) and item.keys() == {FROM}:
+            entries: list[Any] = self._referred(item[FROM], list, key=FROM, path=path)
             return entries
         return [self._whole(item, path)]
 

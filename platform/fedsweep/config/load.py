@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from fedsweep.config.credentials import check_no_credentials
 from fedsweep.config.explain import all_keys, branches, explain, schema_at
-from fedsweep.config.includes import read_whole
+from fedsweep.config.includes import EXTENDS, FROM, SHARED, read_whole
 from fedsweep.config.overrides import SELECTORS, apply_overrides
 from fedsweep.config.presets import find_preset, list_presets
-from fedsweep.config.schema import Config
+from fedsweep.config.schema import Config, json_schema
 from fedsweep.config.training import EXCLUSIVE_KEYS, NO_NUMBER
 from fedsweep.errors import ConfigError, unknown_name
 
@@ -47,6 +47,25 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     tree = apply_overrides(source_tree, overrides)
     check_no_credentials(tree)
     return _build(tree)
+
+
+def file_schema() -> dict[str, Any]:
+    """Return the JSON Schema of what may stand in a file, for editors: also references, what is shared, and a table.
+
+    No key must be there: it may come from what a section extends, or from the default that it is laid over.
+    """
+    tree = json_schema()
+    for section in (tree, *tree["$defs"].values()):
+        section.pop("required", None)
+        section["properties"] |= {EXTENDS: {"type": "string"}, FROM: {"type": "string"}}
+    tree["properties"][_TABLE] = {"type": "object"}
+    tree["patternProperties"] = {f"^{SHARED}": {}}
+    for name in ("Stop", "StudyBudget"):
+        tree["$defs"][name]["properties"]["total_bytes"]["anyOf"].append({"type": "string"})  # 2 GB
+    # Without its name an optimizer may be either.
+    optimizer = tree["$defs"]["Training"]["properties"]["optimizer"]
+    optimizer["anyOf"] = optimizer.pop("oneOf")
+    return tree
 
 
 def with_sections(config: Config, sections: Mapping[str, Any]) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from fedsweep.config.sweep import SPACE_KINDS
 from fedsweep.errors import ConfigError
 
 SELECTORS = frozenset({"name", "kind", "merge"})
+# Mappings from a dotted key; below them a whole one is one part.
+_BY_KEY = re.compile(r"(sweep(?:\.settings\.\d+)?\.space|sweep\.points\.\d+|planner\.choices)\.(.+)")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -49,13 +52,14 @@ def apply_overrides(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
 def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
     """Set one dotted key in place.
 
-    A mapping without ``name`` or ``kind`` joins the mapping that is there; one with either replaces it, as anything
-    else does. Below a list, a part of the key is a position from 0.
+    A mapping without ``name`` or ``kind`` joins the mapping that is there; one with either replaces it, and so do
+    values of a space other values, and anything else. Below a list, a part of the key is a position from 0.
 
     Raises:
         ConfigError: The key lies below something that is neither mapping nor null, or a position does not exist.
     """
-    *above, last = _split(key)
+    (*above, last), form = _split(key)
+    value = value if form is None else {form: value}
     place: Any = tree
     for depth, part in enumerate(above):
         place = _step(place, part, key=key)
@@ -64,20 +68,19 @@ def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
             raise ConfigError(f"{key} can't be set: {parent} is {place!r}, which has nothing below it")
     if isinstance(place, list):
         place[_position(place, last, key=key)] = yaml12.copied(value)
-    elif above == ["sweep", "space"]:
-        place[last] = yaml12.copied(value)
     else:
         join(place, {last: value})
 
 
-def _split(key: str) -> list[str]:
-    """Return the parts of a dotted key; below sweep.space a whole dotted key is one part."""
-    parts = key.split(".")
-    if parts[:2] != ["sweep", "space"] or len(parts) < 4:
-        return parts
-    if parts[-1] in SPACE_KINDS:
-        return [*parts[:2], ".".join(parts[2:-1]), parts[-1]]
-    return [*parts[:2], ".".join(parts[2:])]
+def _split(key: str) -> tuple[list[str], str | None]:
+    """Return the parts of a dotted key, and behind a key of a space the form in which its values are given."""
+    matched = _BY_KEY.fullmatch(key)
+    if matched is None:
+        return key.split("."), None
+    above, below = matched[1].split("."), matched[2]
+    varied, _, form = below.rpartition(".")
+    has_form = varied and above[-1] == "space" and form in SPACE_KINDS
+    return ([*above, varied], form) if has_form else ([*above, below], None)
 
 
 def _step(place: Any, part: str, *, key: str) -> Any:
@@ -85,6 +88,8 @@ def _step(place: Any, part: str, *, key: str) -> Any:
         return place[_position(place, part, key=key)]
     if place.get(part) is None:
         place[part] = {}
+    elif isinstance(place[part], str) and key.startswith("training.schedule."):
+        place[part] = {"kind": place[part]}  # a word stands for a schedule without parameters
     return place[part]
 
 
@@ -98,7 +103,13 @@ def join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
     """Lay a new mapping over the old one, in place, by the rules of :func:`set_value`."""
     for name, value in new.items():
         before = old.get(name)
-        if isinstance(before, dict) and isinstance(value, dict) and not SELECTORS & value.keys():
+        if isinstance(before, dict) and isinstance(value, dict) and not _replaces(value, before):
             join(before, value)
         else:
             old[name] = yaml12.copied(value)
+
+
+def _replaces(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping takes another one's place: it names something, or both are values of a space."""
+    are_values = all(entry and entry.keys() <= {*SPACE_KINDS} for entry in (new, old))
+    return are_values or not SELECTORS.isdisjoint(new)

@@ -119,8 +119,9 @@ class Scenario(Section):
     task: TaskComponent | None = Field(
         default=None,
         exclude_if=is_empty,
-        description="What is learned: {kind: classification, multi_label, regression, next_token, segmentation}, or"
-        " package.module:callable; null: the data set's own, by default classification.",
+        description="What is learned: {kind: classification, multi_label, regression, next_token, segmentation,"
+        " generative, self_supervised}, or package.module:callable; null: the data set's own, by default"
+        " classification.",
     )
     # Tables have clients' numbers as 32 bits.
     clients: Annotated[int, Field(ge=1, le=2_000_000_000)] = Field(
@@ -129,7 +130,7 @@ class Scenario(Section):
     partition: KindComponent = Field(
         default_factory=_default_partition,
         description="How the data falls to clients: dirichlet, iid, classes, writer, dirichlet_balanced, quantity,"
-        " mixture, flwr, or package.module:callable.",
+        " mixture, drawn, flwr, or package.module:callable.",
     )
     feature_skew: KindComponent | None = Field(
         default=None,
