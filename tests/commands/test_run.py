@@ -301,3 +301,17 @@ def test_a_sweeps_folder_is_taken_for_no_run(words: str, config: Path, tmp_path:
     code, _, err = fedsweep(*(str({"S": folder, "C": config}.get(word, word)) for word in words.split()))
     assert code == 2 and err.startswith(f"error: {folder} is a sweep's") and err.count("\n") == 1
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "sweep.json"]
+
+
+def test_seeds_are_compared_by_what_the_configurations_own_sweep_goes_by(tmp_path: Path, fedsweep: Command) -> None:
+    text = "scenario: {dataset: diabetes, clients: 4, partition: {kind: iid}}\ntraining: {rounds: 2}\n"
+    words = ("--seeds", "0-1", "--dry-run", "--out", tmp_path / "out")
+    (tmp_path / "d.yaml").write_text(text)
+    assert (
+        "note: no trial has test_accuracy, since task regression classifies nothing"
+        in fedsweep("run", tmp_path / "d.yaml", *words)[2]
+    )
+    sweep = "sweep: {metric: extra/rmse, mode: min, space: {method.mu: {grid: [1]}}}\n"
+    (tmp_path / "d.yaml").write_text(text + sweep)
+    code, out, err = fedsweep("run", tmp_path / "d.yaml", *words)
+    assert (code, err) == (0, "") and "\n2 trials, " in out

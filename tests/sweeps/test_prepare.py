@@ -47,6 +47,21 @@ def test_trials_that_nothing_chooses_may_be_of_any_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("how", "is_told"),
+    [
+        ({"space": {"seed": {"grid": [0, 1, 2]}, RATE: {"grid": [0.1, 0.2]}}}, True),
+        ({"metric": ["extra/rmse", "best_test_accuracy"], "mode": ["min", "max"]}, True),
+        ({"metric": "extra/rmse", "mode": "min"}, False),
+        ({"space": {"scenario.dataset": {"grid": ["diabetes", "digits"]}}}, False),
+    ],
+)
+def test_a_sweep_whose_trials_lack_what_it_compares_says_so(how: dict[str, Any], is_told: bool, tmp_path: Path) -> None:
+    notes = prepare(load_config(number(**how)), SweepFolder(tmp_path / "sweep"), resume=False).notes
+    text = "since task regression classifies nothing, so settings are neither ordered nor compared; set sweep.metric"
+    assert [f"{text} to extra/rmse and sweep.mode to min" in note for note in notes].count(True) == is_told
+
+
+@pytest.mark.parametrize(
     ("aim", "note"),
     [
         ({"metric": "test_loss"}, "sweep.mode=max looks for the maximum of test_loss, of which less is better"),

@@ -98,7 +98,7 @@ def run(
 
 
 def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: str | None, **settings: Any) -> None:
-    """Run a configuration once for each seed, as a sweep over the seed alone."""
+    """Run a configuration once for each seed, as a sweep over the seed alone, by the figures of its own."""
     from fedsweep.commands.sweep import Asked, begin
     from fedsweep.config.load import load_config
     from fedsweep.runs.default_folder import default_folder
@@ -106,7 +106,8 @@ def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: str 
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     tree = dict(load_config(config, overrides).given)
-    tree["sweep"] = {"space": {"seed": {"grid": parse_seeds(seeds)}}}
+    aims = {key: value for key, value in (tree.get("sweep") or {}).items() if key in ("metric", "mode", "constraints")}
+    tree["sweep"] = {**aims, "space": {"seed": {"grid": parse_seeds(seeds)}}}
     loaded = load_config(tree)
     with worked_on(out or default_folder(loaded), going_on=settings["overwrite"], dry=settings["dry_run"]) as folder:
         begin(loaded, SweepFolder(folder), Asked(**settings))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedsweep.catalog import build_metrics, resolve, task_metrics
+from fedsweep.catalog import bound, build_metrics, resolve, task_metrics
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import ConfigError, InputError
@@ -101,7 +101,7 @@ def prepare(
     if trials is None:
         sampled, configs = [e.trial for e in samples], [e.config for e in samples]
         sentences += notes(config, sampled, configs)
-        sentences += [*_doubtful_aims(config, configs[0]), *([_PBT_NOTE] if config.sweep.scheduler == "pbt" else [])]
+        sentences += [*_doubtful_aims(config, configs), *([_PBT_NOTE] if config.sweep.scheduler == "pbt" else [])]
     prepared = PreparedSweep(
         config=config,
         folder=folder,
@@ -187,8 +187,23 @@ def _check_aims(config: Config, task: Task) -> None:
             )
 
 
-def _doubtful_aims(config: Config, of_trial: Config) -> list[str]:
+def _absent_aims(config: Config, of_trials: Sequence[Config]) -> list[str]:
+    """Return a sentence where trials are compared by an accuracy, and none of them classifies anything."""
+    absent = [name for name in config.sweep.aims if is_accuracy(name) and not name.startswith("extra/")]
+    tasks = [bound(of_trial, "scenario.task") for of_trial in of_trials]
+    # A function does not say beforehand whether its task has classes.
+    if not absent or any(task is None or getattr(task.builder, "has_classes", True) for task in tasks):
+        return []
+    name, mode = next(((f"extra/{m['name']}", m["mode"]) for m in task_metrics(of_trials[0])), ("test_loss", "min"))
+    return [
+        f"no trial has {absent[0]}, since task {tasks[0].name} classifies nothing, so settings are neither ordered nor"
+        f" compared; set sweep.metric to {name} and sweep.mode to {mode}"
+    ]
+
+
+def _doubtful_aims(config: Config, of_trials: Sequence[Config]) -> list[str]:
     """Return a sentence for each metric that nobody may have, or that is looked for at its worst."""
+    of_trial = of_trials[0]
     better = {name: "max" for name in config.sweep.aims if is_accuracy(name)}
     better |= dict.fromkeys(("test_loss", "train_loss", "total_bytes"), "min")
     measured = {f"extra/{entry['name']}": entry["mode"] for entry in task_metrics(of_trial)}
@@ -196,18 +211,22 @@ def _doubtful_aims(config: Config, of_trial: Config) -> list[str]:
     own = _own_figures(of_trial)
     better |= measured | own
     limited = [limit.metric for limit in config.sweep.limits]
-    return [
-        f"sweep.{key}: {name} is no figure of the task's or of evaluation.metrics (these are"
-        f" {', '.join(measured) or 'none'}); unless the method reports it, no trial has it"
-        for key, names in (("metric", config.sweep.aims), ("constraints", limited))
-        for name in names
-        if name.startswith("extra/") and name not in {*measured, *own, *(f"extra/{each}" for each in _SINGLES)}
-    ] + [
-        f"sweep.mode={mode} looks for the {mode}imum of {name}, of which {'less' if mode == 'max' else 'more'} is"
-        f" better; set sweep.mode to {better[name]} unless you mean that"
-        for name, mode in config.sweep.aims.items()
-        if mode != better.get(name, mode)
-    ]
+    return (
+        [
+            f"sweep.{key}: {name} is no figure of the task's or of evaluation.metrics (these are"
+            f" {', '.join(measured) or 'none'}); unless the method reports it, no trial has it"
+            for key, names in (("metric", config.sweep.aims), ("constraints", limited))
+            for name in names
+            if name.startswith("extra/") and name not in {*measured, *own, *(f"extra/{each}" for each in _SINGLES)}
+        ]
+        + [
+            f"sweep.mode={mode} looks for the {mode}imum of {name}, of which {'less' if mode == 'max' else 'more'} is"
+            f" better; set sweep.mode to {better[name]} unless you mean that"
+            for name, mode in config.sweep.aims.items()
+            if mode != better.get(name, mode)
+        ]
+        + _absent_aims(config, of_trials)
+    )
 
 
 def _own_figures(config: Config) -> dict[str, str]:
