@@ -13,6 +13,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.ifca import ifca
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import Pacing, Selection
 from fedsweep.engine.dropouts import close_round
@@ -138,11 +139,22 @@ def test_partial_work_leaves_clients_in_time_alone() -> None:
     assert state.clock is not None and state.clock <= 16.0
 
 
+@pytest.mark.parametrize(("deadline_s", "steps"), [(30.0, 4), (23.75, 4), (23.0, 0)])
+def test_who_stops_early_takes_all_that_its_work_has_outside_its_steps(deadline_s: float, steps: int) -> None:
+    """IFCA's three losses of 16 samples are 8 s of the slow client, before the first of its passes of 12 s."""
+    method = choosing(ifca(clusters=3), (0,))
+    engine = local_engine(world(method, PartialWork(deadline_s=deadline_s), slow_first, local_epochs=4))
+    plan = engine.planner.plan(engine.start())
+    assert sum(job.steps for point in plan.points for job in point.start) == steps
+    assert plan.clock == (DOWN + 8.0 + 12.0 + UP if steps else deadline_s)
+
+
 def test_partial_work_of_local_steps_stops_at_passes_over_the_data() -> None:
     """Ten steps at 4 a pass: in time for 9 steps are two passes, 8 steps."""
     time = ClientTime(download_s=1.0, compute_s=10.0, upload_s=1.0)
     work = ClientWork(steps=10, batch_size=4, whole_batches=False, num_samples=16)
-    closing = close_round(PartialWork(deadline_s=11.0), {7: time}, {7: work}, fails=lambda k: False, wanted=1)
+    policy, fails = PartialWork(deadline_s=11.0), lambda k: False
+    closing = close_round(policy, {7: time}, {7: work}, steps_s={7: 10.0}, fails=fails, wanted=1)
     assert closing.cut == {7: 8} and not closing.lost
     assert closing.duration_s == pytest.approx(10.0)
 

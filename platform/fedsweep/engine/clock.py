@@ -116,6 +116,12 @@ def whole_round(client: int, context: RoundContext, inputs: TimingInputs) -> Cli
     return leg_time(leg, context, inputs)
 
 
+def steps_s(client: int, context: RoundContext, inputs: TimingInputs) -> float:
+    """Time the local steps of a member of the cohort alone, without what its work takes outside them."""
+    leg = Leg(client=client, steps=context.work[client].steps, down=None, up=False)
+    return leg_time(leg, context, inputs).compute_s
+
+
 def payload_s(
     points: tuple[SyncPoint, ...], context: RoundContext, inputs: TimingInputs, ledger: Ledger, *, end: float
 ) -> float:

@@ -92,6 +92,7 @@ def close_round(
     times: Mapping[int, ClientTime],
     work: Mapping[int, ClientWork],
     *,
+    steps_s: Mapping[int, float],
     fails: Callable[[int], bool],
     wanted: int,
 ) -> Closing:
@@ -101,6 +102,7 @@ def close_round(
         policy: When the server stops waiting.
         times: What each member of the cohort would need for its round, one message down and one up.
         work: What each would do.
+        steps_s: What of that each client's local steps take; who stops early is spared those alone.
         fails: Whether a client vanishes in this round.
         wanted: Updates wanted.
 
@@ -112,7 +114,7 @@ def close_round(
         ClientRun(
             client=client,
             duration_s=time.total_s,
-            compute_s=time.compute_s,
+            compute_s=steps_s[client],
             epochs=work[client].steps / steps_per_epoch(work[client]),
             failed=client in failed,
         )

@@ -268,6 +268,7 @@ class Planner:
             world.stragglers,
             {k: clock.whole_round(k, context, inputs) for k in devices},
             context.work,
+            steps_s={k: clock.steps_s(k, context, inputs) for k in devices},
             fails=lambda k: fails(devices[k], seed=seed, round=context.round, client=k),
             # Not the cohort's size: a policy may have more chosen than it wants.
             wanted=min(self._experiment.training.cohort_size, len(context.available)),

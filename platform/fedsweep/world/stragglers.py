@@ -23,7 +23,7 @@ class ClientRun:
     Attributes:
         client: Its id.
         duration_s: T_k, with jitter.
-        compute_s: The part of it that is local training; only partial work needs it.
+        compute_s: The part of it that its local steps take; only partial work needs it.
         epochs: Passes over its data that the training is, > 0; it can stop after each full one. The last may be a part.
         failed: Whether it vanishes during the round.
     """
