@@ -80,7 +80,7 @@ class Present(Availability):
         self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
     ) -> NDArray[np.float64]:
         there = self.rounds[round - 1]
-        return np.array([1.0 if k in there else -1.0 for k in range(len(capabilities))])
+        return np.array([float(k in there) for k in range(len(capabilities))])
 
 
 @pytest.mark.parametrize("name", METHODS)
