@@ -13,6 +13,7 @@ from fedsweep import Card, FederatedMethod, Limit, with_card
 from fedsweep.components import BelowOne, LocalStep, LocalTerm, LocalWork, Memory, ParamTree, Payload
 
 from .dpsgd import dpsgd
+from .parts.gossip import Gossip
 
 _NAME = "dfedavgm"
 
@@ -68,4 +69,5 @@ def dfedavgm(*, momentum: BelowOne = 0.9) -> FederatedMethod:
     Args:
         momentum: At least 0 and below 1; 0: D-PSGD.
     """
-    return dataclasses.replace(dpsgd(), name=_NAME, terms=(HeavyBall(momentum=momentum),))
+    pacing = Gossip(method=_NAME, interval=None)
+    return dataclasses.replace(dpsgd(), name=_NAME, pacing=pacing, terms=(HeavyBall(momentum=momentum),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -59,7 +59,7 @@ class Gossip(Pacing):
     has_hubs: ClassVar[bool] = True
     has_server: ClassVar[bool] = False
 
-    method: str
+    method: str = field(compare=False)
     interval: Count | None
 
     def init(self, context: ServerContext) -> State:

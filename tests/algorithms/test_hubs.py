@@ -225,8 +225,9 @@ def test_what_only_a_server_could_do_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"other hubs than the server .*work that clients keep over several rounds"):
         replace(dpsgd(), pacing=Carrying(method="dpsgd", interval=None))
-    with pytest.raises(ConfigError, match=r"scenario\.topology says no graph"):
-        _ = world(dpsgd(), tree(num_clients=6)).initial_states
+    for method in (dpsgd(), dfedavgm()):
+        with pytest.raises(ConfigError, match=rf"method {method.name} .*scenario\.topology says no graph"):
+            _ = world(method, tree(num_clients=6)).initial_states
     with pytest.raises(ConfigError, match=r"scenario\.topology says no tree"):
         _ = world(hierfavg(), ring(num_clients=6)).initial_states
 
