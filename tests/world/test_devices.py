@@ -306,9 +306,10 @@ def test_damaged_fleet_file_is_refused(text: str, words: str) -> None:
         DeviceFleet.from_json(text)
 
 
-def test_fleet_file_with_an_impossible_figure_names_the_device() -> None:
+@pytest.mark.parametrize("figure", [-1, 10**400])  # the second has no float
+def test_fleet_file_with_an_impossible_figure_names_the_device(figure: int) -> None:
     document = json.loads(build_devices({}, 2, 0).to_json())
-    document["devices"][1]["flops_per_s"] = -1
+    document["devices"][1]["flops_per_s"] = figure
     with pytest.raises(DataError, match=r"device 1.*flops_per_s must be a number > 0"):
         DeviceFleet.from_json(json.dumps(document))
 

@@ -35,6 +35,12 @@ def test_a_rings_second_eigenvalue_is_the_textbooks() -> None:
     assert second_eigenvalue(complete(num_clients=10)) == pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.parametrize("number", [1, 2, 5, 6])
+def test_a_ring_that_reaches_everybody_is_complete_and_is_no_longer_than_its_clients(number: int) -> None:
+    for reach in (number // 2, 10**15):
+        assert ring(num_clients=number, reach=max(1, reach)) == complete(num_clients=number)
+
+
 def test_a_drawn_graph_is_its_seeds_and_connected() -> None:
     graph = random(num_clients=30, run_seed=3)
     assert graph == random(num_clients=30, run_seed=7, seed=3) != random(num_clients=30, run_seed=4)

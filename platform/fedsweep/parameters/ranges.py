@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import operator
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -97,6 +98,8 @@ def admits(annotation: Any, value: object) -> bool:
         return any(value == part and type(value) is type(part) for part in parts)
     if origin is tuple and parts[-1:] == (...,):
         return isinstance(value, list | tuple) and all(admits(parts[0], item) for item in value)
+    if annotation is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+        return False  # it has no float, with which all is computed
     if annotation in (int, float):
         return isinstance(value, Integral if annotation is int else Real) and not isinstance(value, bool)
     if annotation in (bool, type(None)):

@@ -168,6 +168,7 @@ def ring(
         bits_per_s: Of each link; null: messages go over the two devices' own links.
         latency_s: Of a message there.
     """
+    reach = min(reach, num_clients // 2)  # then everybody is reached
     steps = [*range(-reach, 0), *range(1, reach + 1)]
     sources = [[(client + step) % num_clients for step in steps] for client in range(num_clients)]
     return _graph(sources, bits_per_s, latency_s)
