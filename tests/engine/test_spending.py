@@ -437,6 +437,24 @@ def test_a_choice_that_is_in_the_first_state_is_refused(monkeypatch: pytest.Monk
     assert len(made) == 2
 
 
+@pytest.mark.parametrize("key", ["training.local_steps", "training.local_epochs"])
+def test_the_length_of_a_training_that_goes_on_over_rounds_is_no_choice(key: str) -> None:
+    """Of AEDFL's clients at work some would have ended before the last moment."""
+    tree = {
+        "scenario": {
+            "dataset": "digits",
+            "clients": 6,
+            "topology": {"kind": "ring"},
+            "devices": {"profile": "phone-wifi"},
+            "budgets": {"total_bytes": "3 MB"},
+        },
+        "method": {"name": "aedfl"},
+        "planner": {"name": "even", "choices": {key: [1, 4]}},
+    }
+    with pytest.raises(ConfigError, match=r"planner\.choices: .* how long clients of method aedfl train"):
+        build_experiment(load_config(tree))
+
+
 def test_a_planner_without_a_budget_is_refused() -> None:
     config = load_config({"scenario": {"dataset": "digits"}, "planner": {"choices": {"training.cohort_size": [1, 2]}}})
     with pytest.raises(ConfigError, match="planner needs a budget"):

@@ -166,6 +166,12 @@ def _option(config: Config, experiment: Experiment, values: Mapping[str, Any]) -
         communication=Communication.of(*(built(changed, f"communication.{way}") for way in ("up", "down"))),
     )
     whole = experiment.method
+    # Each at its own pace: a training lasts over rounds of others, and is planned as that in which it ends.
+    if whole.pacing.has_hubs and whole.pacing.draws_candidates and {"local_epochs", "local_steps"} & set(names):
+        raise ConfigError(
+            f"planner.choices: {values} would change how long clients of method {whole.name} train in the midst of it,"
+            " since their training goes on over rounds of others; choose other keys"
+        )
     if replace(other.method, selection=whole.selection, pacing=whole.pacing) != whole:
         raise ConfigError(
             f"planner.choices: {values} changes more than how rounds are planned, so it is another method"
