@@ -48,6 +48,7 @@ def test_a_table_of_one_measure_has_columns_as_headings_and_words_for_what_is_no
         (("row, even cost", "FedAvg, 1", "FedAvg, 2"), "the row 'FedAvg' more than once"),
         (("row, even cost", "FedAvg, 1/2/3"), "FedAvg, even cost: a figure is a number, mean/spread"),
         (("row, even cost", "FedAvg, nan?"), "but got 'nan?'"),
+        (("row, even cost, even cost", "FedAvg, 1, 2"), "headings of table.printed must differ, but 'even cost'"),
         (("row, even cost", "FedAgv, 1"), "did you mean 'FedAvg'"),
     ],
 )
@@ -98,6 +99,36 @@ def test_a_claim_goes_with_the_measure_that_it_speaks_of(
     table_path.write_text(table_path.read_text().replace("  notes:", f"  claims: [{claim}]\n  notes:"))
     for measure in ("accuracy", "cost"):
         assert len(read_table(part(f"{{measures: [{measure}]}}")).claims) == (measure in left)
+
+
+@pytest.mark.parametrize(
+    ("entry", "left"),
+    [
+        ("claims: [{column_order: [K=2, even], measure: cost, rows: [FedProx]}]", False),
+        ("claims: [{column_order: [K=2, even], measure: cost, rows: [FedProx, FedAvg]}]", True),
+        ("figures: [{name: f, kind: bars, y: accuracy}]", False),
+        ("figures: [{name: f, kind: bars, y: cost}]", True),
+        ("figures: [{name: f, kind: bars, measures: [accuracy]}]", False),
+        ("figures: [{name: f, kind: curves, rows: [FedProx]}]", False),
+        ("figures: [{name: f, kind: curves, groups: {both: [FedProx]}}]", False),
+        ("figures: [{name: f, kind: curves, groups: {both: [FedProx, FedAvg]}}]", True),
+    ],
+)
+def test_a_claim_or_a_picture_of_what_is_cut_alone_goes_with_it(
+    entry: str, left: bool, table_path: Path, part: Callable[[str], Path]
+) -> None:
+    table_path.write_text(table_path.read_text().replace("  notes:", f"  {entry}\n  notes:"))
+    found = read_table(part("{rows: [FedAvg], measures: [cost]}"))
+    assert len([*found.claims, *found.figures]) == left
+
+
+@pytest.mark.parametrize("entry", ["figures: null", "claims: null", "scales: null", "figures: 5", "claims: [5]"])
+def test_a_part_of_a_wrong_shape_beside_a_choice_is_refused_with_its_place(
+    entry: str, part: Callable[[str], Path]
+) -> None:
+    path = part(f"{{rows: [FedAvg]}}, {entry}")
+    with pytest.raises(ConfigError, match=rf"table\.{entry.partition(':')[0]}.*: input should be"):
+        read_table(path)
 
 
 @pytest.mark.parametrize(("old", "new"), [(OLD, block("row, even", "FedAvg, 1")), ("  notes:", "  only: {}\n  notes:")])

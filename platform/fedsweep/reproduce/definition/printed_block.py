@@ -10,11 +10,11 @@ A heading is a column's name, followed by a measure's where the table has severa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedsweep.errors import unknown_name
-from fedsweep.reproduce.definition.sections import NEVER, NOT_GIVEN
+from fedsweep.reproduce.definition.sections import NEVER, NOT_GIVEN, check_unique
 
 _CUT = ("rows", "columns", "measures")
 
@@ -30,6 +30,7 @@ def parse_block(section: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any
         raise ValueError("table.printed is empty; leave it out")
     head, *body = ([part.strip() for part in line.split(",")] for line in lines)
     places = _places(section)
+    check_unique("headings of table.printed", head[1:])
     for heading in head[1:]:
         if heading not in places:
             raise ValueError(f"table.printed: {unknown_name('heading', heading, list(places))}")
@@ -50,7 +51,8 @@ def parse_block(section: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any
 def cut(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section ``table`` with the rows, columns and measures of its key ``only``, and without that key.
 
-    What speaks of the others goes with them: their printed figures, a scale's choice, settings of a column, claims.
+    What speaks of the others goes with them: their printed figures, a scale's choice, settings of a column, claims,
+    pictures.
 
     Raises:
         ValueError: A name is not known.
@@ -69,36 +71,59 @@ def cut(section: Mapping[str, Any]) -> dict[str, Any]:
             if name not in names:
                 raise ValueError(f"table.only: {unknown_name(key.removesuffix('s'), name, names)}")
         shortened[key] = [entry for entry in section.get(key, []) if entry["name"] in chosen[key]]
-    shortened["columns"] = [_cut_lists(column, chosen) for column in shortened["columns"]]
-    shortened["rows"] = [_cut_row(row, chosen["columns"]) for row in shortened["rows"]]
-    shortened["scales"] = {name: _cut_lists(scale, chosen) for name, scale in section.get("scales", {}).items()}
-    shortened["figures"] = [_cut_lists(figure, chosen) for figure in section.get("figures", [])]
-    first = _names(section, "measures")[:1]
-    claims = [claim for claim in section.get("claims", []) if _is_left(claim, chosen, first=first)]
-    shortened["claims"] = [_cut_lists(claim, chosen) for claim in claims]
-    shortened["printed"] = {
-        row: {
-            column: {measure: value for measure, value in of.items() if measure in chosen["measures"]}
-            for column, of in by_column.items()
-            if column in chosen["columns"]
-        }
-        for row, by_column in (section.get("printed") or {}).items()
-        if row in chosen["rows"]
+    try:
+        return shortened | _cut_rest(section, shortened, chosen)
+    except (AttributeError, KeyError, TypeError):
+        return shortened  # something else has a wrong shape: whoever checks all of the section says which
+
+
+def _cut_rest(
+    section: Mapping[str, Any], shortened: Mapping[str, Any], chosen: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Return what speaks of the rows, columns and measures that are left, and these without what speaks of others."""
+    measures = _names(section, "measures")
+    claims = [claim for claim in section.get("claims", []) if _is_left(claim, chosen, first=measures[:1])]
+    gone = {*measures} - {*chosen["measures"]}
+    figures = [figure for figure in section.get("figures", []) if _is_drawn(figure, chosen, gone=gone)]
+    return {
+        "columns": [_cut_lists(column, chosen) for column in shortened["columns"]],
+        "rows": [_cut_row(row, chosen["columns"]) for row in shortened["rows"]],
+        "scales": {name: _cut_lists(scale, chosen) for name, scale in section.get("scales", {}).items()},
+        "figures": [_cut_lists(figure, chosen) for figure in figures],
+        "claims": [_cut_lists(claim, chosen) for claim in claims],
+        "printed": {
+            row: {
+                column: {measure: value for measure, value in of.items() if measure in chosen["measures"]}
+                for column, of in by_column.items()
+                if column in chosen["columns"]
+            }
+            for row, by_column in (section.get("printed") or {}).items()
+            if row in chosen["rows"]
+        },
     }
-    return shortened
+
+
+def _is_drawn(figure: Mapping[str, Any], chosen: Mapping[str, Sequence[str]], *, gone: Collection[str]) -> bool:
+    """Check that a picture's axes have measures that are left, and some of each list that it names."""
+    lists = {key: figure.get(key) for key in _CUT}
+    grouped = [row for rows in (figure.get("groups") or {}).values() for row in rows]
+    every = [*lists.items(), ("rows", grouped)]
+    axes = set() if figure.get("kind") == "curves" else {figure.get("x"), figure.get("y")}  # those have columns of runs
+    return axes.isdisjoint(gone) and all(not {*names}.isdisjoint(chosen[key]) for key, names in every if names)
 
 
 def _is_left(claim: Mapping[str, Any], chosen: Mapping[str, Sequence[str]], *, first: Sequence[str]) -> bool:
-    """Check that the rows and measures (by default the first) that a claim can't do without are left, and a column."""
+    """Check that what a claim can't do without is left: rows, measures (by default the first), a column, a row."""
     alone = [claim[key] for key in ("above", "below") if claim.get(key)]
     together, others = claim.get("column_order") or [], claim.get("others") or chosen["rows"]
-    columns = claim.get("columns") or chosen["columns"]
+    columns, rows = claim.get("columns") or chosen["columns"], claim.get("rows") or chosen["rows"]
     measures = [claim["measure"]] if claim.get("measure") else first
     return (
         {*(claim.get("order") or ()), *alone} <= {*chosen["rows"]}
         and {*together} <= {*chosen["columns"]}
         and {*measures, *filter(None, [claim.get("cost")])} <= {*chosen["measures"]}
         and not {*others}.isdisjoint(chosen["rows"])
+        and not {*rows}.isdisjoint(chosen["rows"])
         and not {*columns}.isdisjoint(chosen["columns"])
     )
 

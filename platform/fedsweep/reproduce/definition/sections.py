@@ -69,6 +69,12 @@ class Measure(Section):
         columns = {k: v.removeprefix("extra/") if isinstance(v, str) else v for k, v in columns.items()}
         return {**digits, **section, "label": section.get("label") or name, **columns}
 
+    @model_validator(mode="after")
+    def _is_one_figure(self) -> Self:
+        if self.share_of and (self.target is not None or self.over == "at_best"):
+            raise ValueError("share_of is of all rounds, so neither target nor over: at_best goes with it")
+        return self
+
 
 class Row(Section):
     """A row: what it sets, or why it is missing.
@@ -240,6 +246,8 @@ class Claim(Section):
             raise ValueError(f"a claim has one of {', '.join(kinds)}")
         if (self.within is not None or self.cost) and not (self.above or self.below):
             raise ValueError("within and cost go with above or below")
+        if self.apart is not None and (self.above or self.below):
+            raise ValueError("apart goes with an order; above and below take within")
         if self.says and self.sense:
             raise ValueError("a claim has the paper's words (says) or ours (sense), not both")
         return self
