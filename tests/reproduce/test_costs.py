@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsweep.config.load import load_config
+from fedsweep.config.overrides import apply_overrides
 from fedsweep.driver.run import plan_run
-from fedsweep.engine.forecast import forecast
+from fedsweep.engine.forecast import forecast, lanes_refused
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce import costs as module
 from fedsweep.reproduce.calibration import Speed, calibrate
@@ -20,6 +22,7 @@ from fedsweep.reproduce.given import write_runs
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
 from fedsweep.results.view import load_run
 from fedsweep.world.data.datasets import DATASETS, load_dataset, stand_in
+from fedsweep.world.replay import ScenarioTrace
 
 
 @pytest.fixture
@@ -170,6 +173,19 @@ def test_calibration_leaves_the_experiment_as_it_was(table_path: Path) -> None:
     speed = calibrate(experiment)
     assert speed.step > 0 and speed.turn >= 0 and speed.test > 0
     assert bool((experiment.initial_vector == before).all())
+
+
+def test_a_run_is_timed_although_nobody_is_there_in_its_first_round(
+    changed: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    trace = ScenarioTrace(num_clients=6, num_classes=10, present=((), (1,), (2, 3)), class_sets=({}, {}, {}))
+    (tmp_path / "trace.json").write_text(trace.to_json())
+    replayed = f"availability: {{kind: replay, file: {tmp_path / 'trace.json'}}}"
+    table = of(changed("partition: {kind: iid}", f"partition: {{kind: iid}}, {replayed}"))
+    (cost,) = costs_of(replace(table, cells=table.cells[:1])).by_cell.values()
+    assert cost.steps == 3 * 2 and cost.seconds > 0
+    lanes = apply_overrides(table.cells[0].config_tree, ["runtime.executor=lanes"])
+    assert lanes_refused(plan_run(load_config(lanes)).experiment) == ()
 
 
 def test_a_method_whose_steps_need_an_exchange_is_timed_as_fedavg(

@@ -390,7 +390,9 @@ def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
         reason = why_alone(side, submodel, tried.template, is_padded=is_padded)
         if reason is not None:
             reasons[one_by_one_note(reason)] = None
-    point = next(point for point in plan.points if point.start)
+    point = next((point for point in plan.points if point.start), None)
+    if point is None:
+        return ()  # nobody is there in it
     jobs = tuple(replace(job, steps=1) for job in point.start[:2])
     once = replace(point, start=jobs, attend=tuple(sorted(job.client for job in jobs)), idle=(), discard=True)
     engine.round_class(replace(plan, points=(once,)), state, engine.tools).play()

@@ -15,6 +15,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.records import LocalJob, SyncPoint
+from fedsweep.world.availability import AlwaysAvailable
 
 # A measurement takes about so long, or so many repeats; so many images are tested; so many steps warm up.
 _SECONDS, _MOST_REPEATS = 0.4, 20
@@ -46,7 +47,9 @@ def calibrate(experiment: Experiment) -> Speed:
         ConfigError: The run can't be planned.
     """
     world = experiment.world
-    few = replace(world, test_images=world.test_images[:1], test_labels=world.test_labels[:1])
+    # A first round in which nobody is there has no step to time.
+    there = None if world.availability is None else AlwaysAvailable()
+    few = replace(world, test_images=world.test_images[:1], test_labels=world.test_labels[:1], availability=there)
     tried = replace(experiment, world=few)
     engine = Engine(tried, LocalFleet(tried))
     clock = None if world.profiles[0].device is None else 0.0
