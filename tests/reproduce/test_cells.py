@@ -9,7 +9,7 @@ from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen, stand_in_of, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
-from fedsweep.reproduce.reproduction import TableRequest
+from fedsweep.reproduce.reproduction import TableRequest, reproduction
 from fedsweep.sweeps.prepared_trial import overlaid
 
 Changed = Callable[[str, str], Path]
@@ -83,6 +83,12 @@ def test_patterns_go_by_name_in_either_case_and_take_the_place_of_the_scales_cho
         cells_of(table, "smoke", rows="FedAvg,FedPorx")
     with pytest.raises(ConfigError, match="--columns: unknown column 'x'"):
         cells_of(table, "smoke", columns="x")
+
+
+def test_a_row_without_a_cell_in_the_columns_asked_for_is_told_those_that_it_has(changed: Changed) -> None:
+    path = changed("{name: FedAvg}", "{name: FedAvg, only: [K=2]}")
+    with pytest.raises(ConfigError, match=r"can be measured \(FedAvg: it has cells in K=2 alone\)"):
+        reproduction(TableRequest(table=str(path), rows="FedAvg", columns="even"))
 
 
 def test_a_name_with_a_patterns_characters_is_found(changed: Changed) -> None:

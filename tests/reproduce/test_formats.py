@@ -72,6 +72,19 @@ def test_smoke_says_that_it_is_not_the_papers_setting(table: TableFile) -> None:
     assert "72.1±0.4‡ (70.0±0.5)" in mixed and "‡: the settings are not the paper's" in mixed
 
 
+def test_runs_that_have_not_finished_are_not_said_to_have_other_settings(table: TableFile) -> None:
+    good = grid_of(table).cells[0]
+    under_way = replace(good, standing="other", problems=("seed 0: killed after round 2",))
+    for cells in ((under_way,), (under_way, replace(good, column="K=2"))):
+        text = " ".join(as_text(grid_of(table, cells=cells)).split())
+        assert "With --set, or of runs that have not finished, this is not the paper's setting" in text
+
+
+def test_a_printed_figure_loses_no_digit_however_small(changed: Changed) -> None:
+    table = read_table(changed("cost: 0.5}", "cost: [0.00005, 1.5e-7]}"))
+    assert "(5e-05±1.5e-07)" in as_text(grid_of(table))
+
+
 def test_a_figure_of_some_seeds_and_a_target_never_reached_say_so(table: TableFile) -> None:
     some = {"accuracy": Measured(mean=70.0, count=2, of=3, sd=1.0), "cost": Measured(never=3, of=3)}
     text = as_text(grid_of(table, cells=(GridCell(row="FedAvg", column="even", measured=some),)))

@@ -124,8 +124,8 @@ def _printed(grid: Grid, row: str, heading: Heading) -> str:
 
 def _as_printed(value: float, measure: Measure) -> str:
     """Write a printed figure without losing a digit."""
-    own = len(repr(value).partition(".")[2]) if "e" not in repr(value) else 0
-    return f"{value:.{max(measure.digits, own if value % 1 else 0)}f}"
+    text = f"{value:.{measure.digits}f}"
+    return text if float(text) == value else repr(value)
 
 
 def _number(value: float, measure: Measure) -> str:
@@ -163,9 +163,8 @@ def standing_line(grid: Grid) -> str:
     """Return one line, above the table, where all of it has another setting than the paper's; else empty."""
     if not grid.table.is_papers or not grid.is_other_throughout:
         return ""
-    where = f"The scale {grid.scale} is not" if grid.scale != FULL else "With --set this is not"
     place = ", which stand in brackets" if grid.table.printed else ""
-    return f"{where} the paper's setting: its figures say nothing about the paper's{place}."
+    return f"{_not_the(grid)} paper's setting: its figures say nothing about the paper's{place}."
 
 
 def notes(grid: Grid) -> list[str]:
@@ -210,7 +209,9 @@ def _how_to_read(grid: Grid) -> list[str]:
     if APART in marks:
         sentences.append(f"{APART}: mean ± spread of measured and printed do not overlap.")
     if OTHER in marks:
-        sentences.append(f"{OTHER}: the settings are not the paper's, so the two are not compared.")
+        sentences.append(
+            f"{OTHER}: the settings are not the paper's, or no run has finished, so the two are not compared."
+        )
     return sentences
 
 
@@ -233,11 +234,17 @@ def _scale_notes(grid: Grid) -> list[str]:
     is_partly_other = any(cell.standing != "paper" for cell in grid.cells) and not grid.is_other_throughout
     if not grid.table.printed or not is_partly_other:
         return sentences  # a table of one's own, or all is said above
-    where = f"The scale {grid.scale} is not" if grid.scale != FULL else "With --set this is not"
     return [
         *sentences,
-        f"{where} the paper's setting; only what follows from settings that are the paper's is compared.",
+        f"{_not_the(grid)} paper's setting; only what follows from settings that are the paper's is compared.",
     ]
+
+
+def _not_the(grid: Grid) -> str:
+    """Return the beginning of a sentence on a setting that is not the paper's, to its article."""
+    if grid.scale != FULL:
+        return f"The scale {grid.scale} is not the"
+    return "With --set, or of runs that have not finished, this is not the"
 
 
 def _missing(grid: Grid) -> list[str]:

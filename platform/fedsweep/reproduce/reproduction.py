@@ -177,6 +177,9 @@ def reproduction(request: TableRequest) -> Reproduction:
     if not cells:
         reasons = [f"{n}: {table.row(n).why_missing}" for n in whole.rows if table.row(n).why_missing]
         reasons += [f"{n}: {table.column(n).missing}" for n in whole.columns if table.column(n).missing]
+        only = {row.name: row.only for row in table.rows if row.name in whole.rows and row.only}
+        reasons += [f"{name}: it has cells in {', '.join(columns)} alone" for name, columns in only.items()]
+        reasons = reasons or ["the cells that were chosen of it are no longer there"]
         raise ConfigError(f"nothing of {table.name} that was asked for can be measured ({'; '.join(reasons)})")
     return whole
 
