@@ -515,9 +515,13 @@ def test_a_file_that_is_no_report_is_not_replaced(tmp_path: Path) -> None:
     assert target.read_text()[:500] == before[:500]
 
 
-@pytest.mark.parametrize(("name", "words"), [("page.txt", "must end in .html"), ("folder.html", "is a folder")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("page.txt", "must end in .html"), ("folder.html", "is a folder"), ("file/a/page.html", "file is no folder")],
+)
 def test_a_wrong_target_is_refused_before_anything_is_read(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").touch()
     with pytest.raises(InputError, match=words):
         write_report([tmp_path / "missing"], tmp_path / name)
 

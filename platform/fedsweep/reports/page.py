@@ -112,6 +112,8 @@ def _checked_target(path: Path, *, overwrite: bool) -> Path:
         raise OutputError(f"--out {path}: a report's name must end in {' or '.join(SUFFIXES)}")
     if target.is_dir():
         raise OutputError(f"--out {path}: is a folder; give the name of a file")
+    if (above := next(place for place in target.parents if place.exists())).is_file():
+        raise OutputError(f"--out {path}: {above} is no folder")
     if target.exists() and not overwrite:
         try:
             with open(target, "rb") as file:

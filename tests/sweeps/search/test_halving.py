@@ -92,6 +92,10 @@ def test_only_of_rounds_the_run_below_may_be_the_same_run() -> None:
         ({"scheduler": "asha"}, "sweep.scheduler"),
         ({"budget": {"trials": 4}}, "sweep.budget"),
         ({"metric": ["test_accuracy", "total_bytes"], "mode": ["max", "min"]}, "several metrics"),
+        (
+            {"settings": [{"name": "a", "space": {"training.cohort_size": {"grid": [4, 6]}}}]},
+            "other values of that key in a named setting",
+        ),
     ],
 )
 def test_what_does_not_go_with_rungs_is_named(sweep: dict[str, Any], named: str) -> None:

@@ -39,6 +39,7 @@ def check_rungs(config: Config) -> None:
         "sweep.constraints": bool(sweep.constraints),
         "seeds as rungs": SEED in keys,
         "rungs of one named setting": sweep.rungs is None,
+        "other values of that key in a named setting": any(keys[0] in setting.space for setting in sweep.settings),
     }
     if refused := [name for name, is_there in beside.items() if is_there]:
         raise ConfigError(
