@@ -97,6 +97,35 @@ def test_a_run_without_a_checkpoint_begins_anew_with_what_is_here(begun: Path, c
     assert result["sources_changed"] == [] and result["sources"]["my.py"] == "second"
 
 
+@pytest.mark.parametrize("other", ["nothing", "code", "configuration"])
+def test_a_run_that_begins_anew_otherwise_tells_nothing_of_the_rounds_before(
+    tmp_path: Path, code: Code, other: str
+) -> None:
+    """MLflow would have kept the figures of the old ones, and the folder their pictures and tables."""
+
+    class Failure(Observer):
+        def round_done(self, record: RoundRecord) -> None:
+            raise ValueError
+
+    tree = {**TINY, "checkpoint": {"every": 10}, "evaluation": {"per_client": True}}
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError):
+        run_plan(plan_run(load_config(tree)), folder, observers=[Failure()])
+    left = [folder / name for name in ("mlflow.json", "pictures/own.png", "client_accuracy.parquet")]
+    assert left[-1].is_file()
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"{}")
+    if other == "code":
+        code("second")
+    if other == "configuration":
+        tree["evaluation"] = {}
+    run_plan(plan_run(load_config(tree)), folder, resume=True)
+    stays = {"nothing": left, "code": left[-1:], "configuration": []}[other]  # with the same configuration made anew
+    assert [path for path in left if path.exists()] == stays
+    assert RunFolder(folder).status == "finished" and len(RunFolder(folder).read_rounds()) == 3
+
+
 def test_a_run_that_does_not_say_what_began_it_is_of_other_code(begun: Path) -> None:
     (begun / "sources.json").unlink()
     with pytest.raises(ConfigError, match="does not say of which sources"):

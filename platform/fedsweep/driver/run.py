@@ -29,7 +29,7 @@ from fedsweep.guard import guarded, reason_of
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.runs.source_log import begin_log, changes_on_the_way, machines_on_the_way
+from fedsweep.runs.source_log import begin_log, changes_on_the_way, forget_other_rounds, machines_on_the_way
 from fedsweep.runs.sources import samples_name, sources_of
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ def run_plan(
     with sole_writer(folder):
         if resume:
             _check_rounds(plan, folder)
+            forget_other_rounds(folder, plan.sources, config_hash=plan.experiment.config_hash)
             begin_log(folder, plan.sources, resume=True, allow_changed=launch.allow_changed_code)
         if plan.num_actors:
             phases.enter("ray", "Ray")

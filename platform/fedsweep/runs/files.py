@@ -90,6 +90,15 @@ def sweep_dead_temporaries(folder: Path) -> None:
                 path.unlink()
 
 
+def remove_files(folder: Path, pattern: str) -> None:
+    """Delete the files of a pattern in a folder, and the folder where nothing is left; not through a link."""
+    if folder.is_dir() and not folder.is_symlink():
+        for path in folder.glob(pattern):
+            path.unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a file as :func:`atomic_write` does.
 

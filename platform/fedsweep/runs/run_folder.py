@@ -27,7 +27,7 @@ from fedsweep.runs.tables.rounds import GrowingTable, check_round_table, table_t
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from fedsweep.runs.files import EARLIER, SOURCES, TAKEN_OVER, TEMPORARY, TRACKING, atomic_write, jsonable
+from fedsweep.runs.files import EARLIER, SOURCES, TAKEN_OVER, TEMPORARY, TRACKING, atomic_write, jsonable, remove_files
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
@@ -317,18 +317,19 @@ class RunFolder:
             )
         if self.checkpoints.is_dir() and not self.checkpoints.is_symlink():
             shutil.rmtree(self.checkpoints)
-        pictures = self.path / PICTURES
-        if pictures.is_dir() and not pictures.is_symlink():
-            for path in pictures.glob("*.png"):
-                path.unlink()
-            if not any(pictures.iterdir()):
-                pictures.rmdir()
+        remove_files(self.path / PICTURES, "*.png")
         for path in event_files(self.path):
             path.unlink()
         for path in offline_runs(self.path):
             shutil.rmtree(path)
         leftovers = [path.name for name in _FILES for path in self.path.glob(f".{name}.*{TEMPORARY}")]
         for name in (CHECKPOINTS, *leftovers, *_FILES):
+            (self.path / name).unlink(missing_ok=True)
+
+    def forget_rounds(self) -> None:
+        """Remove what tells of rounds that are played no further: of other code, or of another configuration."""
+        remove_files(self.path / PICTURES, "*.png")
+        for name in (*_TABLES, SCENARIO, DECISIONS, TRACKING, RESULT):
             (self.path / name).unlink(missing_ok=True)
 
     def _is_ours(self) -> bool:

@@ -5,6 +5,7 @@ It is written before round 1 and where others go on with the run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,8 +16,10 @@ from typing import Any
 
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.runs.checkpoints.checkpoint import newest_round
+from fedsweep.runs.checkpoints.earlier import read_earlier
 from fedsweep.runs.facts import computed_by
-from fedsweep.runs.files import SOURCES, read_json, write_file
+from fedsweep.runs.files import SOURCES, read_json, read_note, write_file
+from fedsweep.runs.run_folder import RESULT, RunFolder
 from fedsweep.runs.sources import Sources, changes
 
 ALLOW = "--allow-changed-code"
@@ -38,6 +41,26 @@ class Stretch:
     sources: Sources
     changed: str = ""
     machine: str = ""
+
+
+def forget_other_rounds(folder: Path, sources: Sources, *, config_hash: str) -> None:
+    """Remove what a run without a checkpoint tells of rounds that it now plays otherwise.
+
+    Its run in MLflow stays as it ended, and it gets another: what a store has of a round can't be replaced.
+
+    Args:
+        folder: The run folder; exists.
+        sources: The sources that are here.
+        config_hash: Of the configuration that is here.
+    """
+    if newest_round(folder) is not None:
+        return
+    before, log = read_note(folder / RESULT).get("config_hash"), tuple[Stretch, ...]()
+    with contextlib.suppress(OutputError):  # a damaged one is written anew
+        log = read_log(folder)
+    is_same = before in (None, config_hash, *read_earlier(folder))
+    if not is_same or (log and changes(log[-1].sources, sources)):
+        RunFolder(folder).forget_rounds()
 
 
 def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bool) -> None:

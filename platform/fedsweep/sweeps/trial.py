@@ -29,7 +29,7 @@ from fedsweep.results.view import over_rounds
 from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import BY_SCHEDULER, RunFolder
-from fedsweep.runs.source_log import begin_log
+from fedsweep.runs.source_log import begin_log, forget_other_rounds
 from fedsweep.runs.sources import Sources, changes
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.sweeps.budget.trial_costs import TrialCosts
@@ -220,6 +220,7 @@ class ActiveTrial:
         self._config = plan.config
         resume = (self._spec.folder / "config.yaml").is_file()
         self._check_node(plan)
+        forget_other_rounds(self._spec.folder, plan.sources, config_hash=plan.experiment.config_hash)
         begin_log(self._spec.folder, plan.sources, resume=resume, allow_changed=self._spec.allow_changed_code)
         self._folder.write_config(plan.to_yaml())
         self._session = self._stack.enter_context(self._make_session(plan, self._spec.folder))
