@@ -136,6 +136,11 @@ def test_want_of_memory_is_no_bug(error: Exception) -> None:
     assert "this is a bug" in cli.explain(RuntimeError("something else"))[0]
 
 
+def test_a_place_of_somebody_elses_is_named_and_no_bug() -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied", "/root/run/config.yaml")
+    assert cli.explain(denied) == ("/root/run/config.yaml: permission denied; see to that, or name another place", 2)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_want_of_room_is_neither_a_bug_nor_wrong_input(number: int, tmp_path: Path) -> None:
     full = OSError(number, os.strerror(number), "/results/r")

@@ -205,6 +205,8 @@ def explain(error: Exception) -> tuple[str, int]:
         return text, 1
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # wherever it is met, somebody gave the name
         return _shortened(f"{error.filename}: too long for a file's name; choose a shorter one"), 2
+    if isinstance(error, PermissionError) and error.filename is not None:  # likewise
+        return _shortened(f"{error.filename}: permission denied; see to that, or name another place"), 2
     # typer's own errors: their class moved between its releases, their methods did not.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return _shortened(_usage(error)), 2
