@@ -126,6 +126,27 @@ def test_a_run_that_begins_anew_otherwise_tells_nothing_of_the_rounds_before(
     assert RunFolder(folder).status == "finished" and len(RunFolder(folder).read_rounds()) == 3
 
 
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_other_code_that_plays_rounds_again_gets_another_run_in_mlflow(begun: Path, code: Code, beyond: int) -> None:
+    """A store keeps what it has of a round; the checkpoint is of round 1."""
+    (record,) = RunFolder(begun).read_rounds()
+    RunFolder(begun).write_rounds([record, *[replace(record, round=2)] * beyond])
+    note = begun / "mlflow.json"
+    note.write_text("{}")
+    plan = plan_run(load_config(TINY))
+    begin_log(begun, plan.sources, resume=True, allow_changed=False)
+    other = {**plan.sources, "my.py": "second"}
+    with pytest.raises(ConfigError, match="made by other code"):
+        begin_log(begun, other, resume=True, allow_changed=False)
+    assert note.exists()
+    begin_log(begun, other, resume=True, allow_changed=True)
+    assert note.exists() == (not beyond)
+    # And back, where the other code may have played rounds without a checkpoint.
+    note.write_text("{}")
+    begin_log(begun, plan.sources, resume=True, allow_changed=False)
+    assert note.exists() == (not beyond)
+
+
 def test_a_run_that_does_not_say_what_began_it_is_of_other_code(begun: Path) -> None:
     (begun / "sources.json").unlink()
     with pytest.raises(ConfigError, match="does not say of which sources"):

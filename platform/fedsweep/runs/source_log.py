@@ -18,7 +18,7 @@ from fedsweep.errors import ConfigError, OutputError
 from fedsweep.runs.checkpoints.checkpoint import newest_round
 from fedsweep.runs.checkpoints.earlier import read_earlier
 from fedsweep.runs.facts import computed_by
-from fedsweep.runs.files import SOURCES, read_json, read_note, write_file
+from fedsweep.runs.files import SOURCES, TRACKING, read_json, read_note, write_file
 from fedsweep.runs.run_folder import RESULT, RunFolder
 from fedsweep.runs.sources import Sources, changes
 
@@ -86,7 +86,19 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
         stretches.append(Stretch(first_round=newest + 1, sources=sources, changed=changed, machine=machine))
     elif stretches[-1].machine != machine:
         stretches.append(Stretch(first_round=newest + 1, sources=sources, machine=machine))
+    if newest is not None and _others_were_further(folder, newest, sources):
+        (folder / TRACKING).unlink(missing_ok=True)  # as above: it may have rounds that are now played otherwise
     write_file(folder / SOURCES, f"{json.dumps([*map(vars, stretches)], indent=1)}\n".encode())
+
+
+def _others_were_further(folder: Path, newest: int, sources: Sources) -> bool:
+    """Check if other sources have played rounds since a run's newest checkpoint."""
+    log, run = read_log(folder), RunFolder(folder)
+    if not log or not changes(log[-1].sources, sources):
+        return False
+    with contextlib.suppress(OutputError):  # a damaged table is written anew, and nothing was sent of it
+        return run.has_rounds() and len(run.read_rounds()) > newest
+    return False
 
 
 def changes_on_the_way(folder: Path) -> list[str]:
