@@ -21,6 +21,7 @@ from fedsweep.driver.run import plan_run
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.trees import layout_of
 
 OPTIMIZERS = {
     "heavy ball": OptimizerSettings(momentum=0.9),
@@ -239,6 +240,16 @@ def test_groups_that_mean_nothing_are_refused(method: str, groups: list[dict[str
     with pytest.raises(ConfigError, match=message):
         check_experiment(plan_run(load_config(config)).experiment)
     assert "groups" not in load_config({}).tree()["training"]["optimizer"]
+
+
+def test_a_count_of_steps_that_has_no_room_in_the_models_type_is_refused() -> None:
+    narrow, wide = (layout_of(net().to(dtype)) for dtype in (torch.bfloat16, torch.float32))
+    settings = OptimizerSettings(name="adam", keep="average")
+    with pytest.raises(ConfigError, match=r"optimizer_state: average moves .* type \(bfloat16\) .* set it to persist"):
+        settings.check(narrow)
+    settings.check(wide)
+    replace(settings, keep="persist").check(narrow)
+    OptimizerSettings(momentum=0.9, keep="average").check(narrow)
 
 
 @pytest.mark.parametrize(

@@ -136,13 +136,20 @@ def test_a_sketch_of_a_sum_is_the_sum_of_sketches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("int8", {}), ("qsgd", {}), ("qsgd", {"bits": 2, "bucket": 16}), ("randomk", {"share": 0.2})],
+    ("name", "options", "dtype"),
+    [
+        *(("int8", {}, dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16)),
+        *(("qsgd", {"bits": 8}, dtype) for dtype in (torch.bfloat16, torch.float16)),
+        ("qsgd", {}, torch.float64),
+        ("qsgd", {"bits": 2, "bucket": 16}, torch.float64),
+        ("randomk", {"share": 0.2}, torch.float64),
+    ],
 )
-def test_means_of_many_messages_are_the_move(name: str, options: Mapping[str, Any]) -> None:
-    move = torch.randn(64, generator=torch.Generator().manual_seed(3)).double()
+def test_means_of_many_messages_are_the_move(name: str, options: Mapping[str, Any], dtype: torch.dtype) -> None:
+    """Of a move as small as a step: in 16 bits the scales of such a one have few digits, or none."""
+    move = (1e-3 * torch.randn(64, generator=torch.Generator().manual_seed(3)).double()).to(dtype)
     codec, tries = CODECS[name](**options).fitted(((8, 4), (32,))), 1000
-    decoded = torch.stack([codec.decode(codec.encode(move, Stream((name, n))), 64) for n in range(tries)])
+    decoded = torch.stack([codec.decode(codec.encode(move, Stream((name, n))), 64).double() for n in range(tries)])
     error = decoded.std(dim=0) / math.sqrt(tries)
     off = (decoded.mean(dim=0) - move).abs() / error.clamp(min=1e-12)
     # Of 64 values one in six passes three standard errors by chance; all together they are 64 draws of a normal.
@@ -170,6 +177,14 @@ def test_models_of_16_bits_go_through_every_codec(name: str, dtype: torch.dtype)
     assert decoded.shape == (57,) and bool(torch.isfinite(decoded).all())
     sizes = [{kind: len(part) for kind, part in each.items()} for each in (message, codec.encode(move.float(), stream))]
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_what_is_too_large_for_halves_becomes_the_largest(name: str, dtype: torch.dtype) -> None:
+    move = torch.tensor([3e38, -3e38, 66000.0, 0.0]).to(dtype)
+    decoded = CODECS[name]().decode(CODECS[name]().encode(move, Stream(("a",))), 4)
+    assert decoded.tolist() == ([65504, -65504, 65504, 0] if name == "fp16" else move.bfloat16().tolist())
 
 
 def test_power_sgd_gets_a_matrix_of_its_rank_back() -> None:

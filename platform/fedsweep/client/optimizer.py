@@ -258,12 +258,19 @@ class OptimizerSettings:
                 decay.fill_(self.weight_decay if group.weight_decay is None else group.weight_decay)
         return rates.to(device), decays.to(device)
 
-    def check_groups(self, layout: FlatLayout) -> None:
-        """Refuse groups that have no parameter.
+    def check(self, layout: FlatLayout) -> None:
+        """Refuse groups that have no parameter, and a count of steps that has no room in the model's type.
 
         Raises:
-            ConfigError: The message lists the names.
+            ConfigError: One of them is there; the message about a group lists the names.
         """
+        if self.name == "adam" and self.keep == "average" and layout.dtype.itemsize < 4:
+            # It would stay at 256 in bfloat16, and all steps be corrected for the start as the 256th is.
+            raise ConfigError(
+                "training.optimizer_state: average moves Adam's count of steps with the model, whose type"
+                f" ({str(layout.dtype).removeprefix('torch.')}) has too few digits to go on counting; set it to persist"
+                " or reset, or train the model in float32"
+            )
         names = list(layout.params(torch.zeros(layout.num_params)))
         for group in self.groups:
             if not any(group.has(name) for name in names):

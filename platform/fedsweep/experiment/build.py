@@ -121,7 +121,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         experiment = with_options(config, experiment)
     experiment = replace(experiment, lanes=_lanes(config, device, cohort=experiment.most_in_cohort))
     # A model that does not fit the data is an error here, not in round 1.
-    experiment.training.optimizer.check_groups(experiment.layout)
+    experiment.training.optimizer.check(experiment.layout)
     return experiment
 
 

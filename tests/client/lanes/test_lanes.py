@@ -25,6 +25,7 @@ from fedsweep.client.lanes import gpu_memory
 from fedsweep.client.lanes.gpu_memory import lanes_that_fit
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Lane
+from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
@@ -53,7 +54,7 @@ from fedsweep.testing import (
     with_parts,
 )
 from fedsweep.testing.fleets import SplitFleet
-from fedsweep.trees import ParamTree, weighted_mean
+from fedsweep.trees import FlatLayout, ParamTree, weighted_mean
 
 EXHAUSTIVE = pytest.mark.exhaustive
 UNEVEN = (20, 17, 9, 13, 30, 7)
@@ -111,6 +112,15 @@ def test_each_optimizer_is_its_own_row_by_row(optimizer: str, double: bool, with
     assert off(alone, together) <= within and notes == []
     assert together.records[-1].train_loss == pytest.approx(alone.records[-1].train_loss, rel=within)
     assert [r.local_steps for r in together.records] == [r.local_steps for r in alone.records]
+
+
+def test_adams_steps_are_counted_beyond_those_that_bfloat16_tells_apart() -> None:
+    layout = FlatLayout(names=("w",), shapes=((2,),), num_params=2, num_buffers=0, dtype=torch.bfloat16)
+    rows, gradients = torch.zeros(2, 3, 2, dtype=torch.bfloat16)
+    optimizer = LaneOptimizer(OPTIMIZERS["adam"], rows, gradients, layout=layout)
+    for _ in range(300):
+        optimizer.step()
+    assert optimizer.slots["step"].flatten().tolist() == [300.0] * 3
 
 
 IN_LANES: dict[str, dict[str, object]] = {

@@ -39,8 +39,10 @@ class LaneOptimizer:
         for name, whole in state_slots(settings):
             if settings.keep == "average":
                 self.slots[name] = rows_KV[:, riders[f"optimizer.{name}"]]
-            else:
-                self.slots[name] = gradients_KP.new_zeros(len(rows_KV), layout.num_params if whole else 1)
+            elif whole:
+                self.slots[name] = torch.zeros_like(gradients_KP)
+            else:  # a count, as torch has it: in bfloat16 it would end at 256
+                self.slots[name] = gradients_KP.new_zeros(len(rows_KV), 1, dtype=torch.float32)
 
     def pairs(self, states: Sequence[Mapping[str, Tensor]]) -> list[tuple[Tensor, Tensor]]:
         """Pair each lane's state, a view, with its client's own; none where these lie in the clients' vectors."""

@@ -30,8 +30,8 @@ class Halves(PackagedCodec):
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         kind = torch.bfloat16 if self.brain else torch.float16
-        most = min(torch.finfo(kind).max, torch.finfo(move.dtype).max)
-        return {"halves": move.clamp(-most, most).to(kind).view(torch.int16)}
+        most = torch.finfo(kind).max
+        return {"halves": move.to(kind).clamp(-most, most).view(torch.int16)}
 
     def decode(self, message: Payload, size: int) -> Tensor:
         return message["halves"].view(torch.bfloat16 if self.brain else torch.float16).to(torch.float32)
@@ -64,7 +64,7 @@ class Int8(PackagedCodec):
     """
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
-        sizes = self.sizes(len(move))
+        move, sizes = _wide(move), self.sizes(len(move))
         parts = torch.split(move.abs(), sizes)
         largest = torch.stack([part.max() if len(part) else move.new_zeros(()) for part in parts])
         scales = largest / 127
@@ -98,6 +98,7 @@ class Qsgd(PackagedCodec):
         return (1 << (self.bits - 1)) - 1
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
+        move = _wide(move)
         rows = torch.nn.functional.pad(move, (0, -len(move) % self.bucket)).view(-1, self.bucket)
         lengths = torch.linalg.vector_norm(rows, dim=1)
         share = move.abs() / spread(lengths, self._buckets(len(move))).clamp(min=_tiny(move))
@@ -113,6 +114,11 @@ class Qsgd(PackagedCodec):
 
     def _buckets(self, number: int) -> list[int]:
         return [min(self.bucket, number - start) for start in range(0, number, self.bucket)]
+
+
+def _wide(move: Tensor) -> Tensor:
+    # In 16 bits a level and its chance would be rounded together, to the nearest, and scales of small moves be none.
+    return move if move.dtype.itemsize >= 4 else move.float()
 
 
 def _tiny(like: Tensor) -> float:
