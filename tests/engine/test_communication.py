@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.method import FederatedMethod
+from fedsweep.records import Payload
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL
@@ -261,6 +262,32 @@ def test_the_mean_of_sketches_is_decoded_once() -> None:
     # Each client's own would be other values; of the mean the largest twentieth are read.
     assert int(moved.sum()) == -(-engine.layout.num_params // 20)
     assert round.ledger.bytes("up") < 0.55 * round.ledger.bytes("down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeHundredths(Codec):
+    """Messages of whole numbers, which add up."""
+
+    decodes_sums: ClassVar[bool]
+
+    def encode(self, move: Tensor, stream: Stream) -> Payload:
+        return {"hundredths": (100 * move).round().to(torch.int32)}
+
+    def decode(self, message: Payload, size: int) -> Tensor:
+        return message["hundredths"] / 100
+
+
+class Summed(WholeHundredths):
+    decodes_sums = True
+
+
+class OneByOne(WholeHundredths):
+    decodes_sums = False
+
+
+def test_a_mean_of_whole_numbers_is_not_cut_to_one() -> None:
+    summed, each = (run_rounds(local_engine(coded(fedavg(), codec()))).vector for codec in (Summed, OneByOne))
+    torch.testing.assert_close(summed, each, atol=1e-6, rtol=0)
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:

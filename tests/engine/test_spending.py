@@ -307,7 +307,7 @@ def test_a_resumed_run_spends_as_the_unbroken_one(tmp_path: Path) -> None:
 
 
 def outlook(
-    losses: list[float], *, costs: tuple[float, ...] = (1.0, 2.0, 4.0), taken: list[int] | None = None
+    losses: Sequence[float | None], *, costs: tuple[float, ...] = (1.0, 2.0, 4.0), taken: list[int] | None = None
 ) -> Outlook:
     offers = tuple(Offer(values={"method.interval": number}, cost=cost) for number, cost in enumerate(costs))
     past = tuple(Spent(offer=k, cost=costs[k], loss=x) for k, x in zip(taken or [0] * len(losses), losses, strict=True))
@@ -325,6 +325,13 @@ def test_gain_goes_a_level_up_where_the_last_rounds_gained_little() -> None:
     taken = [0] * 8 + [1] * 6
     assert gain.choose(outlook([*stalls, 9.0, 9.0, 5.0, 5.0, 2.0, 2.0], taken=taken))[0] == 1
     assert gain.choose(outlook([*stalls, 9.0, 9.0, 5.0, 5.0, 5.0, 5.0], taken=taken))[0] == 2
+
+
+@pytest.mark.parametrize("place", range(7))
+def test_rounds_in_which_nobody_trained_take_no_level_up(place: int) -> None:
+    falls = [8.0, 8.0, 6.0, 6.0, 4.5, 4.5]
+    night = [*falls[:place], *[None] * 4, *falls[place:]]
+    assert Gain(window=2, least=0.5).choose(outlook(night)) == Gain(window=2, least=0.5).choose(outlook(falls))
 
 
 def test_levels_are_settings_beside_the_cohort() -> None:

@@ -199,7 +199,8 @@ def decoded_sum(codec: Codec, replies: Sequence[Reply], weights: Sequence[float]
     messages = [reply.encoded or {} for reply in replies]
     mean: Payload = {}
     for name, first in messages[0].items():
-        mean[name] = torch.empty_like(first)
+        # Of whole numbers and bits the mean is none.
+        mean[name] = torch.empty_like(first, dtype=torch.promote_types(first.dtype, full.dtype))
         weighted_mean([message[name].flatten() for message in messages], weights, mean[name].view(-1))
     travels = travelling(FULL_MODEL, full)
     return _decoded(codec.fitted(travels.shapes), mean, travels.size) / math.fsum(weights)

@@ -29,7 +29,7 @@ class Codec(Checked, ABC):
     Class attributes:
         encodes: Messages are made; otherwise models are sent as they are.
         decodes_sums: Messages add up as moves do, so of clients that are averaged the mean of their messages is
-            decoded, once.
+            decoded, once, in floating-point numbers whatever the messages are of.
     """
 
     encodes: ClassVar[bool] = True

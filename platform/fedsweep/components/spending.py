@@ -134,6 +134,8 @@ class Gain(SpendingPlanner):
 
     def choose(self, outlook: Outlook) -> tuple[int, str]:
         levels = levels_of(outlook.offers)
+        # A round in which nobody trained tells nothing of its level.
+        past = [spent for spent in outlook.past if spent.loss is not None]
         place, since = 0, 0
         wanted = [level[-1] for level in levels]
         number_of = {number: place for place, level in enumerate(levels) for number in level}
@@ -141,9 +143,9 @@ class Gain(SpendingPlanner):
         reason = "what costs least comes first"
         while place < len(levels) - 1:
             end = since + (len(gains) + 2) * self.window
-            if end > len(outlook.past):
+            if end > len(past):
                 break
-            here = outlook.past[since:end]
+            here = past[since:end]
             if any(number_of[spent.offer] != place for spent in here):
                 since += 1  # other rounds were forced in between; windows are of one level
                 gains = []
@@ -184,7 +186,7 @@ def levels_of(offers: Sequence[Offer]) -> list[list[int]]:
 
 def _mean(rounds: Sequence[Spent]) -> float:
     losses = [spent.loss for spent in rounds if spent.loss is not None]
-    return sum(losses) / len(losses) if losses else 0.0
+    return sum(losses) / len(losses)
 
 
 def _shown(gain: float, unit: str) -> str:
