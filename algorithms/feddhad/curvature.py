@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from itertools import chain
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.components import PASSES_OF_A_STEP, LocalClient, ParamTree, Payload, Probe
+from fedsweep.components import PASSES_OF_A_STEP, LocalClient, ParamTree, Payload, Probe, each, taken
 
 Loss = Callable[[Tensor], Tensor]  # parameters [P] as one vector -> scalar
 
@@ -161,14 +162,20 @@ class CurvatureGap(Probe):
         chosen = order[: self.max_samples].to(client.targets.device)
         names, shapes = list(client.params), [value.shape for value in client.params.values()]
         is_small = sum(shape.numel() for shape in shapes) <= self.exact_up_to
-        dtype = torch.float64 if is_small else client.inputs.dtype
-        inputs, targets = client.inputs[chosen].to(dtype), client.targets[chosen]
-        buffers = {n: b.detach().to(dtype) for n, b in client.model.named_buffers() if b.is_floating_point()}
+        dtype = torch.float64 if is_small else next(iter(client.params.values())).dtype
+
+        def in_type(values: Tensor) -> Tensor:
+            return values.to(dtype) if values.is_floating_point() else values  # of words, say
+
+        inputs, targets = cast(Tensor, each(in_type, taken(client.inputs, chosen))), client.targets[chosen]
+        # Frozen parameters, too: all that the network computes with is of one type.
+        own = chain(client.model.named_parameters(), client.model.named_buffers())
+        base = {name: in_type(value.detach()) for name, value in own}
 
         def loss(point: Tensor) -> Tensor:
             pieces = torch.split(point, [shape.numel() for shape in shapes])
             params: ParamTree = {n: p.view(s) for n, p, s in zip(names, pieces, shapes, strict=True)}
-            return F.cross_entropy(client.forward_with(buffers | params, inputs), targets)
+            return F.cross_entropy(client.forward_with(base | params, inputs), targets)
 
         before, after = (_flat(tree).to(dtype) for tree in (client.anchor, client.params))
         start = torch.randn(len(after), generator=client.stream.child("start").torch(), dtype=dtype)

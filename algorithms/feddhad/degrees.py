@@ -35,6 +35,7 @@ from fedsweep.components import (
     coverage_mean,
     js_divergence,
     population,
+    taken,
 )
 
 from ..parts.server_updates import in_whole
@@ -142,9 +143,10 @@ def loss_gradient(forward: Forward, params: Mapping[str, Tensor], inputs: Tensor
     """
     own = {name: value.detach().requires_grad_() for name, value in params.items()}
     total: list[Tensor] = []
-    for part, labels in zip(torch.split(inputs, _CHUNK), torch.split(targets, _CHUNK), strict=True):
+    for start in range(0, len(targets), _CHUNK):
+        part = slice(start, start + _CHUNK)
         # Not the mean of the parts' means, of which the last may have fewer samples.
-        loss = F.cross_entropy(forward(own, part), labels, reduction="sum") / len(targets)
+        loss = F.cross_entropy(forward(own, taken(inputs, part)), targets[part], reduction="sum") / len(targets)
         pieces = torch.autograd.grad(loss, list(own.values()))
         total = [a + b for a, b in zip(total, pieces, strict=True)] if total else list(pieces)
     return torch.cat([piece.reshape(-1) for piece in total])

@@ -37,6 +37,7 @@ from fedsweep.components import (
     Weighting,
     coverage_mean,
     logits_with,
+    taken,
     takes,
     trained_params,
 )
@@ -316,7 +317,7 @@ def _squared_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, 
         gradient = loss_gradient(
             lambda own, x: logits_with(model, {**params, **own}, x),
             trained,
-            proxy["inputs"][of_class],
+            taken(proxy["inputs"], of_class),
             targets=proxy["targets"][of_class],
         )
         squares.append(gradient.double().square().sum())

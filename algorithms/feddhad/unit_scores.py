@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep import Network
-from fedsweep.components import Count, LocalClient, ParamTree, Payload, Probe, UnitGroup
+from fedsweep.components import Count, LocalClient, ParamTree, Payload, Probe, UnitGroup, any_of, taken
 
 RankScale = Literal["relative", "raw"]
 WeightSum = Literal["absolute", "signed"]
@@ -49,11 +49,11 @@ def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor,
             maps[name] = output
 
         handles.append(model.get_submodule(group.module).register_forward_hook(keep))
-    totals = [torch.zeros(group.size, dtype=torch.float64) for group in groups]
+    totals, count = [torch.zeros(group.size, dtype=torch.float64) for group in groups], len(any_of(inputs))
     try:
         with torch.no_grad():
-            for part in torch.split(inputs, _CHUNK):
-                model(part)
+            for start in range(0, count, _CHUNK):
+                model(taken(inputs, slice(start, start + _CHUNK)))
                 for total, group in zip(totals, groups, strict=True):
                     ranks = torch.linalg.matrix_rank(maps[group.name]).to(torch.float64)
                     largest = min(maps[group.name].shape[-2:]) if scale == "relative" else 1
@@ -61,7 +61,7 @@ def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor,
     finally:
         for handle in handles:
             handle.remove()
-    return [total / len(inputs) for total in totals]
+    return [total / count for total in totals]
 
 
 def incoming_weights(params: ParamTree, group: UnitGroup, *, weight_sum: WeightSum) -> Tensor:
@@ -125,7 +125,7 @@ class UnitScores(Probe):
     def measure(self, client: LocalClient) -> Payload:
         groups = maskable_groups(client.model)
         order = torch.randperm(len(client.targets), generator=client.stream.torch())
-        inputs = client.inputs[order[: self.score_samples].to(client.targets.device)]
+        inputs = taken(client.inputs, order[: self.score_samples].to(client.targets.device))
         filters = [group for group in groups if group.kind == "conv"]
         ranks = feature_ranks(client.model, filters, inputs, scale=self.rank_scale) if filters else []
         weights: ParamTree = {**dict(client.model.named_parameters())}  # frozen ones, too

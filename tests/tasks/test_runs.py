@@ -193,6 +193,65 @@ def test_a_task_of_ones_own_with_two_inputs_is_one_file(tmp_path: Path, monkeypa
         assert np.isfinite(rounds["deviance"]).all()
 
 
+TWO_INPUTS = """
+import numpy as np
+import torch
+from torch import nn
+
+from fedsweep import Dataset, Samples, unit_group
+
+
+def data(*, root, download):
+    draws = np.random.default_rng(3)
+
+    def samples(count):
+        age, kinds = draws.random((count, 1), dtype=np.float32), draws.integers(0, 3, (count, 2))
+        return Samples(inputs={"age": age, "kinds": kinds}, targets=kinds[:, 0])
+
+    return Dataset(name="kinds", num_classes=3, train=samples(120), test=samples(30))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.first, self.active, self.last = nn.Embedding(3, 4), nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 3)
+
+    def forward(self, age, kinds):
+        return self.last(self.active(self.first(torch.cat([age, self.words(kinds).flatten(1)], dim=1))))
+
+    def unit_groups(self):
+        layers = {"layers": ["first"], "norms": [], "consumers": ["last"], "modules": ["active"]}
+        return (unit_group(self, name="first", **layers),)
+
+
+def model(*, input_shape, num_classes):
+    return Net()
+"""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "feddh", "gradient": "explicit"},
+        {"name": "feddh", "gradient": "proxy"},
+        {"name": "feddh", "estimate": "gradients"},
+        {"name": "dynamicfl", "group": "similarity"},
+        {"name": "fedad", "base_rate": "hessian", "refresh": [1]},
+    ],
+    ids=lambda method: "-".join(map(str, method.values())),
+)
+def test_methods_that_take_gradients_of_their_own_take_several_inputs(
+    method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_kinds.py").write_text(TWO_INPUTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    proxy = {"per_class": 4, "labelled": True}
+    scenario = {"dataset": "own_kinds:data", "clients": 4, "server_data": {"proxy": proxy}}
+    config = {**SMALL, "scenario": scenario, "model": {"name": "own_kinds:model"}, "method": method}
+    rounds = run({**config, "scenario": {**scenario, "partition": {"kind": "iid"}}}).to_pandas()
+    assert np.isfinite(rounds["train_loss"]).all()
+
+
 IID = {"share": 1, "kind": "iid"}
 SKEW = {"kind": "dirichlet", "dirichlet_alpha": 0.5}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,18 @@ def test_curvature_probe_works_on_batch_norm_and_by_lanczos() -> None:
     model = build_model("fedstg_cnn", input_shape=(1, 8, 8), num_classes=4, stream=stream(0, "m"))
     inputs = torch.randn(6, 1, 8, 8, generator=Stream((0, "x")).torch())
     sent = CurvatureGap(exact_up_to=10, lanczos_steps=3, num_params=11).measure(client(model, inputs))
+    assert 0 <= float(sent["rate"]) <= 1
+
+
+@pytest.mark.parametrize("exact_up_to", [100, 10])
+def test_curvature_probe_takes_words_and_frozen_weights(exact_up_to: int) -> None:
+    """Beside a frozen embedding 20 parameters are trained, in float64 where the spectrum is exact."""
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    subject = client(model, torch.arange(12).view(6, 2) % 3)
+    trained = {name: value for name, value in subject.params.items() if name != "0.weight"}
+    subject = replace(subject, params=trained, anchor={name: subject.anchor[name] for name in trained})
+    sent = CurvatureGap(exact_up_to=exact_up_to, lanczos_steps=3, num_params=20).measure(subject)
     assert 0 <= float(sent["rate"]) <= 1
 
 
