@@ -40,6 +40,9 @@ def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor,
         inputs: Samples [S, ...], at least one.
         scale: ``"relative"``: divided by the largest possible rank, min(H, W), so that layers can be compared;
             ``"raw"``: 0 .. min(H, W).
+
+    Reading: a map of one dimension is a single row, so its rank says whether the filter is active at all; of three, its
+    last two are the columns.
     """
     maps: dict[str, Tensor] = {}
     handles = []
@@ -55,8 +58,11 @@ def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor,
             for start in range(0, count, _CHUNK):
                 model(taken(inputs, slice(start, start + _CHUNK)))
                 for total, group in zip(totals, groups, strict=True):
-                    ranks = torch.linalg.matrix_rank(maps[group.name]).to(torch.float64)
-                    largest = min(maps[group.name].shape[-2:]) if scale == "relative" else 1
+                    matrices = maps[group.name]  # [B, size, H, W]
+                    if matrices.dim() != 4:
+                        matrices = matrices.unsqueeze(2) if matrices.dim() == 3 else matrices.flatten(3)
+                    ranks = torch.linalg.matrix_rank(matrices).to(torch.float64)
+                    largest = min(matrices.shape[-2:]) if scale == "relative" else 1
                     total += ranks.sum(dim=0).cpu() / largest
     finally:
         for handle in handles:

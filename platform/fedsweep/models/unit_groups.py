@@ -20,7 +20,7 @@ class UnitGroup:
     Attributes:
         name: Unique in the network.
         size: Number of units.
-        kind: Whether the units are channels of maps ``[B, units, H, W]``, neurons ``[..., units]`` or attention heads
+        kind: Whether the units are channels of maps ``[B, units, ...]``, neurons ``[..., units]`` or attention heads
             ``[B, units, T, D]``.
         produced: (parameter or buffer, dimension) whose entries are the units; the first is the weight that makes them.
         consumed: (parameter, dimension, block) that read the units: ``block`` consecutive columns belong to each (the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from fedsweep.algorithms.feddhad.unit_scores import (
     outgoing_weights,
 )
 from fedsweep.components.probes import LocalClient
-from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.models.unit_groups import UnitGroup, unit_group
 from fedsweep.streams import Stream, stream
 from fedsweep.testing import build_model, linear_model
 
@@ -256,6 +257,22 @@ def test_filter_scores_are_the_ranks_of_the_maps_over_the_largest_rank() -> None
     assert relative.tolist() == pytest.approx([1 / 12, 3 / 12, 0, 0, 0, 0])
     assert feature_ranks(model, conv, inputs, scale="raw")[0].tolist() == [1, 3, 0, 0, 0, 0]
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(("kind", "sides"), [(nn.Conv1d, (7,)), (nn.Conv3d, (4, 3, 3))])
+def test_filters_of_maps_of_one_or_three_dimensions_have_ranks_of_their_own(
+    kind: type[nn.Conv1d | nn.Conv3d], sides: tuple[int, ...]
+) -> None:
+    """The first filter is dead, the second copies an input that is the same everywhere, of rank 1."""
+    model = nn.Sequential(kind(1, 3, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(3 * math.prod(sides), 2))
+    with torch.no_grad():
+        model.get_parameter("0.weight").zero_()
+        model.get_parameter("0.weight")[1:] = 1.0
+    group = unit_group(model, name="c", layers=["0"], norms=[], consumers=["3"], modules=["1"])
+    inputs = torch.ones(5, 1, *sides)
+    assert feature_ranks(model, [group], inputs, scale="raw")[0].tolist() == [0, 1, 1]
+    largest = 1 if len(sides) == 1 else 4
+    assert feature_ranks(model, [group], inputs, scale="relative")[0].tolist() == [0, 1 / largest, 1 / largest]
 
 
 def test_neuron_scores_are_mean_absolute_incoming_weights_over_the_largest() -> None:
