@@ -128,7 +128,7 @@ def _gradients(step: LocalStep, params: ParamTree, samples: tuple[Tensor, Tensor
     leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
     buffers = {name: value.clone() for name, value in step.model.named_buffers()}
     loss = F.cross_entropy(logits_with(step.model, {**leaves, **buffers}, samples[0]), samples[1])
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class Transfer(Refinement):
         distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
             (logits / self.temperature).log_softmax(dim=1), soft_labels, reduction="batchmean"
         )
-        gradients = torch.autograd.grad(distance, list(trained_params(model).values()))
+        gradients = torch.autograd.grad(distance, list(trained_params(model).values()), materialize_grads=True)
         return float(distance.detach()), torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu()
 
     def report(self, state: State) -> ComponentReport:
@@ -243,7 +243,7 @@ class AdaptedTest(ClientTest):
             return lambda inputs: client.forward_with(client.params, inputs)
         leaves = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
         loss = F.cross_entropy(client.forward_with(leaves, client.inputs), client.targets)
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         adapted = {
             name: (value - self.adaptation_rate * gradient).detach()
             for (name, value), gradient in zip(leaves.items(), gradients, strict=True)

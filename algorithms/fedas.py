@@ -122,7 +122,7 @@ class AlignedBody(KeepsModel):
             # In the order of the classes: the sum's bits must not depend on how the batch was shuffled.
             for label in sorted(set(targets.tolist()))
         ]
-        gradients = torch.autograd.grad(torch.stack(losses).sum(), list(leaves.values()))
+        gradients = torch.autograd.grad(torch.stack(losses).sum(), list(leaves.values()), materialize_grads=True)
         with torch.no_grad():
             return {
                 name: value - self.learning_rate * gradient
@@ -154,7 +154,7 @@ class FisherTrace(Probe):
         for start in range(0, len(client.targets), size):
             part = slice(start, start + size)
             loss = F.cross_entropy(client.forward_with(leaves, taken(client.inputs, part)), client.targets[part])
-            gradients = torch.autograd.grad(loss, list(leaves.values()))
+            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             total += math.fsum(float(gradient.double().square().sum()) for gradient in gradients)
         return {"trace": torch.tensor([total], dtype=torch.float32)}
 

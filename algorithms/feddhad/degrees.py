@@ -133,7 +133,7 @@ class JensenShannon(Weighting):
 
 
 def loss_gradient(forward: Forward, params: Mapping[str, Tensor], inputs: Tensor, *, targets: Tensor) -> Tensor:
-    """Return the gradient [P] of the mean cross-entropy, parameters one after the other.
+    """Return the gradient [P] of the mean cross-entropy, parameters one after the other; unused ones have 0.
 
     Args:
         forward: ``forward(params, inputs)`` gives the logits.
@@ -147,7 +147,7 @@ def loss_gradient(forward: Forward, params: Mapping[str, Tensor], inputs: Tensor
         part = slice(start, start + _CHUNK)
         # Not the mean of the parts' means, of which the last may have fewer samples.
         loss = F.cross_entropy(forward(own, taken(inputs, part)), targets[part], reduction="sum") / len(targets)
-        pieces = torch.autograd.grad(loss, list(own.values()))
+        pieces = torch.autograd.grad(loss, list(own.values()), materialize_grads=True)
         total = [a + b for a, b in zip(total, pieces, strict=True)] if total else list(pieces)
     return torch.cat([piece.reshape(-1) for piece in total])
 

@@ -60,7 +60,8 @@ def mask_by_training(
             batch = slice(begin, begin + _BATCH)
             logits = student(inputs[batch])
             seen += len(logits)
-            gradients = torch.autograd.grad(F.cross_entropy(logits, targets[batch]), params)
+            loss = F.cross_entropy(logits, targets[batch])
+            gradients = torch.autograd.grad(loss, params, materialize_grads=True)
             gains += torch.cat([g.flatten() for g in gradients]).square().cpu()
             right = [*right[1:], float((logits.argmax(1) == targets[batch]).double().mean())]
             _descend(params, gradients, mask, rate)

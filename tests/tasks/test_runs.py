@@ -252,6 +252,52 @@ def test_methods_that_take_gradients_of_their_own_take_several_inputs(
     assert np.isfinite(rounds["train_loss"]).all()
 
 
+UNUSED = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.unused = nn.Linear(64, 6), nn.Linear(6, 10), nn.Linear(2, 2)
+
+    def features(self, images):
+        return self.first(images.flatten(1)).relu()
+
+    def head(self, features):
+        return self.last(features)
+
+    def forward(self, images):
+        return self.head(self.features(images))
+
+
+def model(*, input_shape, num_classes):
+    return Net()
+"""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "feddh", "gradient": "explicit"},
+        {"name": "feddh", "estimate": "gradients"},
+        {"name": "dynamicfl", "group": "similarity"},
+        {"name": "augfl", "teacher_steps": 2},
+        {"name": "fedas"},
+        {"name": "prunefl"},
+    ],
+    ids=lambda method: "-".join(map(str, method.values())),
+)
+def test_methods_that_take_gradients_of_their_own_take_layers_that_nothing_reads(
+    method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_unused.py").write_text(UNUSED)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = {"clients": 4, "server_data": {"proxy": {"per_class": 2, "labelled": True}}}
+    rounds = run({**SMALL, "scenario": scenario, "model": {"name": "own_unused:model"}, "method": method}).to_pandas()
+    assert np.isfinite(rounds["train_loss"]).all()
+
+
 IID = {"share": 1, "kind": "iid"}
 SKEW = {"kind": "dirichlet", "dirichlet_alpha": 0.5}
 
