@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep import ConfigError, Stream
-from fedsweep.components import PASSES_OF_A_STEP, PASSES_TAKEN, LocalClient, Payload, Probe, trained_params
+from fedsweep.components import PASSES_OF_A_STEP, PASSES_TAKEN, LocalClient, Payload, Probe, taken, trained_params
 
 from ..parts.element_masks import decided, weight_layers
 from .choice import Choice
@@ -51,14 +51,15 @@ def mask_by_training(
     num_params, layers = sum(p.numel() for p in params), weight_layers(student)
     times = choice.weight_times(student, layers)
     order = torch.randperm(len(samples[1]), generator=source.torch())[:_SAMPLES]
-    inputs, targets = (values[order.to(values.device)] for values in samples)
+    order = order.to(samples[1].device)
+    inputs, targets = taken(samples[0], order), samples[1][order]
     mask = torch.ones(num_params, dtype=torch.bool)
     gains, right, calm, seen = torch.zeros(num_params), [0.0] * (_SAMPLES // _BATCH), 0, 0
     with source.drawn_globally(bits=56):  # for the network's own draws
         for step in range(1, _STEPS + 1):
             begin = (step - 1) * _BATCH % len(targets)
             batch = slice(begin, begin + _BATCH)
-            logits = student(inputs[batch])
+            logits = student(taken(inputs, batch))
             seen += len(logits)
             loss = F.cross_entropy(logits, targets[batch])
             gradients = torch.autograd.grad(loss, params, materialize_grads=True)

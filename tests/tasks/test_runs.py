@@ -237,6 +237,7 @@ def model(*, input_shape, num_classes):
         {"name": "feddh", "estimate": "gradients"},
         {"name": "dynamicfl", "group": "similarity"},
         {"name": "fedad", "base_rate": "hessian", "refresh": [1]},
+        {"name": "prunefl"},
     ],
     ids=lambda method: "-".join(map(str, method.values())),
 )
