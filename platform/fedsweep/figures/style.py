@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.catalog import method_titles
 from fedsweep.errors import InputError
 from fedsweep.results.texts import bytes_text, is_accuracy
-from fedsweep.runs.files import atomic_write
+from fedsweep.runs.files import atomic_write, file_above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -358,10 +358,16 @@ def save_both(figure: Figure, path_stem: Path) -> list[Path]:
 
 
 def checked_path(path: str | Path) -> Path:
-    """Return the picture's path, if its ending is one of :data:`SUFFIXES`; otherwise an InputError."""
+    """Return a picture's path.
+
+    Raises:
+        InputError: Its ending is none of :data:`SUFFIXES`, or it lies below a file.
+    """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{target}: a picture's name must end in one of {', '.join(SUFFIXES)}")
+    if (above := file_above(target)) is not None:
+        raise InputError(f"{target}: cannot be written: {above} is no folder")
     return target
 
 
@@ -394,7 +400,5 @@ def save_figure(figure: Figure, target: Path) -> None:
         drawn = io.BytesIO()
         figure.savefig(drawn, format=target.suffix[1:].lower(), metadata=_UNDATED.get(target.suffix.lower()))
         atomic_write(target, drawn.getvalue())
-    except FileExistsError as error:
-        raise InputError(f"{target}: cannot be written: {target.parent} is no folder") from error
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from error

@@ -31,7 +31,7 @@ from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, metric_text, seconds_text
 from fedsweep.results.view import spent_of
 from fedsweep.results.worlds import LayoutKeys
-from fedsweep.runs.files import atomic_write
+from fedsweep.runs.files import atomic_write, file_above
 from fedsweep.runs.places import is_address, place_name
 from fedsweep.runs.run_folder import CONFIG
 
@@ -112,7 +112,7 @@ def _checked_target(path: Path, *, overwrite: bool) -> Path:
         raise OutputError(f"--out {path}: a report's name must end in {' or '.join(SUFFIXES)}")
     if target.is_dir():
         raise OutputError(f"--out {path}: is a folder; give the name of a file")
-    if (above := next(place for place in target.parents if place.exists())).is_file():
+    if (above := file_above(target)) is not None:
         raise OutputError(f"--out {path}: {above} is no folder")
     if target.exists() and not overwrite:
         try:

@@ -283,6 +283,11 @@ class ObjectStore:
             sync_folder(self._folder.parent)
 
 
+def file_above(path: Path) -> Path | None:
+    """Return the file that stands where a folder above a path would be; None: there is none."""
+    return next((place for place in path.absolute().parents if place.is_file()), None)
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """Put a file in its place as a whole: after a kill or a power cut there is the old one or the new one.
 
