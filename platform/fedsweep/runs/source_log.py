@@ -66,6 +66,9 @@ def forget_other_rounds(folder: Path, sources: Sources, *, config_hash: str) -> 
 def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bool) -> None:
     """Note down which sources are about to play a run.
 
+    Where others have played rounds since the newest checkpoint, the run gets another in MLflow, as in
+    :func:`forget_other_rounds`.
+
     Args:
         folder: The run folder; exists.
         sources: The sources that are here.
@@ -87,7 +90,7 @@ def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bo
     elif stretches[-1].machine != machine:
         stretches.append(Stretch(first_round=newest + 1, sources=sources, machine=machine))
     if newest is not None and _others_were_further(folder, newest, sources):
-        (folder / TRACKING).unlink(missing_ok=True)  # as above: it may have rounds that are now played otherwise
+        (folder / TRACKING).unlink(missing_ok=True)
     write_file(folder / SOURCES, f"{json.dumps([*map(vars, stretches)], indent=1)}\n".encode())
 
 
