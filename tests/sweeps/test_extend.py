@@ -153,14 +153,27 @@ def test_runs_from_an_address_are_taken_over_from_there(tiny: TinySweep, done: P
     assert "same configuration in sweep not taken over" in not_taken(dict.fromkeys(runs.values(), "torch"))
 
 
-def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def cut(done: Path, tmp_path: Path) -> RunFolder:
+    """A run of a sweep, in the folder ``cut``, for tests to say what ended it."""
     shutil.copytree(done, tmp_path / "cut")
-    run_folder = RunFolder(tmp_path / "cut" / "0001-seed=0")
-    run_folder.write_result({**run_folder.read_result(), "stopped_by": "scheduler"})
-    whole = prepare(load_config(tiny(SEEDS, rounds=1, more={"name": "o"})), SweepFolder(tmp_path / "o"), resume=False)
-    assert finished_in([tmp_path / "cut"], whole) == ({}, {})
-    prepared = extended(tmp_path / "cut", tiny(SEEDS, rounds=1))
-    assert folders(prepared) == ["0003-seed=0", "0004-seed=1"] and prepared.plan.beside == ("0001-seed=0",)
+    return RunFolder(tmp_path / "cut" / "0001-seed=0")
+
+
+def sweep_without_runs_ended_by(reason: str, cut: RunFolder, tiny: TinySweep) -> PreparedSweep:
+    """The run's sweep, extended, which plays it anew; nor does another sweep take it over."""
+    cut.write_result({**cut.read_result(), "stopped_by": reason})
+    other = SweepFolder(cut.path.parents[1] / "o")
+    whole = prepare(load_config(tiny(SEEDS, rounds=1, more={"name": "o"})), other, resume=False)
+    assert finished_in([cut.path.parent], whole) == ({}, {})
+    prepared = extended(cut.path.parent, tiny(SEEDS, rounds=1))
+    assert folders(prepared) == ["0003-seed=0", "0004-seed=1"]
+    return prepared
+
+
+def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, cut: RunFolder, tmp_path: Path) -> None:
+    prepared = sweep_without_runs_ended_by("scheduler", cut, tiny)
+    assert prepared.plan.beside == ("0001-seed=0",)
     assert prepared.extended.endswith(
         "; 1 that this configuration has no trial for or that a scheduler ended, beside them"
     )
@@ -171,20 +184,15 @@ def test_runs_that_a_scheduler_ended_are_no_whole_runs(tiny: TinySweep, done: Pa
     assert [setting.cut_short for setting in summary.settings] == [1]
 
 
-def test_runs_that_a_studys_budget_ended_are_no_whole_runs(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
-    shutil.copytree(done, tmp_path / "cut")
-    run_folder = RunFolder(tmp_path / "cut" / "0001-seed=0")
-    run_folder.write_result({**run_folder.read_result(), "stopped_by": "total_bytes"})
-    whole = prepare(load_config(tiny(SEEDS, rounds=1, more={"name": "o"})), SweepFolder(tmp_path / "o"), resume=False)
-    assert finished_in([tmp_path / "cut"], whole) == ({}, {})
-    prepared = extended(tmp_path / "cut", tiny(SEEDS, rounds=1))
-    assert folders(prepared) == ["0003-seed=0", "0004-seed=1"] and "or that a budget ended, beside" in prepared.extended
+def test_runs_that_a_studys_budget_ended_are_no_whole_runs(tiny: TinySweep, cut: RunFolder, tmp_path: Path) -> None:
+    prepared = sweep_without_runs_ended_by("total_bytes", cut, tiny)
+    assert "or that a budget ended, beside" in prepared.extended
     assert folders(extended(tmp_path / "cut", tiny(SEEDS, rounds=1, budget={"trials": 9})))[0] == "0001-seed=0"
     # A limit of its own, also one that its method spends, is its own end.
-    config = load_config(run_folder.path / "config.yaml").tree()
+    config = load_config(cut.path / "config.yaml").tree()
     config["scenario"]["budgets"] = {"kind": "total", "total_bytes": "1 GB"}
-    run_folder.write_config(load_config(config).to_yaml())
-    assert cut_by(run_folder.path) == ""
+    cut.write_config(load_config(config).to_yaml())
+    assert cut_by(cut.path) == ""
 
 
 def test_runs_of_a_folder_that_is_overwritten_are_not_taken_over_from_there(

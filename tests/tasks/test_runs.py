@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import re
 from pathlib import Path
@@ -229,30 +230,6 @@ def model(*, input_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "feddh", "gradient": "explicit"},
-        {"name": "feddh", "gradient": "proxy"},
-        {"name": "feddh", "estimate": "gradients"},
-        {"name": "dynamicfl", "group": "similarity"},
-        {"name": "fedad", "base_rate": "hessian", "refresh": [1]},
-        {"name": "prunefl"},
-    ],
-    ids=lambda method: "-".join(map(str, method.values())),
-)
-def test_methods_that_take_gradients_of_their_own_take_several_inputs(
-    method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_kinds.py").write_text(TWO_INPUTS)
-    monkeypatch.syspath_prepend(tmp_path)
-    proxy = {"per_class": 4, "labelled": True}
-    scenario = {"dataset": "own_kinds:data", "clients": 4, "server_data": {"proxy": proxy}}
-    config = {**SMALL, "scenario": scenario, "model": {"name": "own_kinds:model"}, "method": method}
-    rounds = run({**config, "scenario": {**scenario, "partition": {"kind": "iid"}}}).to_pandas()
-    assert np.isfinite(rounds["train_loss"]).all()
-
-
 UNUSED = """
 from torch import nn
 
@@ -277,25 +254,41 @@ def model(*, input_shape, num_classes):
 """
 
 
+# Each in a module of its own, with what its scenario needs.
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "own_kinds": (TWO_INPUTS, {"dataset": "own_kinds:data"}),
+    "own_unused": (UNUSED, {}),
+}
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("method", "name"),
     [
-        {"name": "feddh", "gradient": "explicit"},
-        {"name": "feddh", "estimate": "gradients"},
-        {"name": "dynamicfl", "group": "similarity"},
-        {"name": "augfl", "teacher_steps": 2},
-        {"name": "fedas"},
-        {"name": "prunefl"},
+        *itertools.product(
+            (
+                {"name": "feddh", "gradient": "explicit"},
+                {"name": "feddh", "estimate": "gradients"},
+                {"name": "dynamicfl", "group": "similarity"},
+                {"name": "prunefl"},
+            ),
+            NETWORKS,
+        ),
+        ({"name": "feddh", "gradient": "proxy"}, "own_kinds"),
+        ({"name": "fedad", "base_rate": "hessian", "refresh": [1]}, "own_kinds"),
+        ({"name": "augfl", "teacher_steps": 2}, "own_unused"),
+        ({"name": "fedas"}, "own_unused"),
     ],
-    ids=lambda method: "-".join(map(str, method.values())),
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
-def test_methods_that_take_gradients_of_their_own_take_layers_that_nothing_reads(
-    method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_methods_that_take_gradients_of_their_own_take_several_inputs_and_layers_that_nothing_reads(
+    method: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_unused.py").write_text(UNUSED)
+    text, data = NETWORKS[name]
+    (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    scenario = {"clients": 4, "server_data": {"proxy": {"per_class": 2, "labelled": True}}}
-    rounds = run({**SMALL, "scenario": scenario, "model": {"name": "own_unused:model"}, "method": method}).to_pandas()
+    proxy = {"per_class": 4, "labelled": True}
+    scenario = {"clients": 4, "partition": {"kind": "iid"}, "server_data": {"proxy": proxy}, **data}
+    rounds = run({**SMALL, "scenario": scenario, "model": {"name": f"{name}:model"}, "method": method}).to_pandas()
     assert np.isfinite(rounds["train_loss"]).all()
 
 
