@@ -358,11 +358,7 @@ def save_both(figure: Figure, path_stem: Path) -> list[Path]:
 
 
 def checked_path(path: str | Path) -> Path:
-    """Return a picture's path.
-
-    Raises:
-        InputError: Its ending is none of :data:`SUFFIXES`, or it lies below a file.
-    """
+    """Return a picture's path; an InputError where its ending is none of :data:`SUFFIXES`, or it lies below a file."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{target}: a picture's name must end in one of {', '.join(SUFFIXES)}")
